@@ -1,0 +1,191 @@
+"""The package's settings: one frozen record, its command-line flags, and their validation.
+
+This module imports neither torch nor SGLang, so that a bad flag is reported before anything heavy is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+GQA_RULES = ("mean_attention", "mean_score")
+BACKEND_NAME = "laprox"
+ENABLE_VARIABLE = "LAPROX_SGLANG_ENABLE"
+
+
+class ConfigError(ValueError):
+    """A setting that cannot work; the message says which one, why, and what to use instead."""
+
+
+def _flag(help_text: str, default: Any, **extra: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"help": help_text, **extra})
+
+
+@dataclasses.dataclass(frozen=True)
+class LaProxConfig:
+    """What to keep of a compressed stretch. Field names are the flag names without ``--laprox-``.
+
+    Exactly one of ``ratio`` and ``budget_tokens`` decides the size; when neither is given, ``DEFAULT_RATIO`` does.
+    """
+
+    ratio: float | None = _flag(
+        "share of a compressed stretch's KV entries that is kept, over 0 and at most 1 (1 keeps everything)",
+        None,
+        type=float,
+    )
+    budget_tokens: int | None = _flag(
+        "entries kept per KV head on average, for each compressed stretch (instead of a ratio)", None, type=int
+    )
+    window: int = _flag(
+        "length of the observation window: the last queries, which score the tokens before them", 32, type=int
+    )
+    sink: int = _flag("first tokens of a sequence that every head keeps", 4, type=int)
+    min_tokens: int = _flag("a request that computed fewer new tokens than this is not compressed", 64, type=int)
+    pool_kernel: int = _flag(
+        "width in tokens of the average pooling of attention over neighbouring tokens (odd; 1 turns it off)",
+        21,
+        type=int,
+    )
+    gqa: str = _flag(
+        "how the query heads of one KV head are joined: mean of their attention, or mean of their scores",
+        "mean_attention",
+        type=str,
+        choices=GQA_RULES,
+    )
+    score: str = _flag("score of an entry (see laprox_sglang.policy)", "laprox", type=str)
+    allocation: str = _flag("how the budget is shared between layers and heads", "model", type=str)
+
+    DEFAULT_RATIO = 0.25
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raises ConfigError for the first setting that cannot work."""
+        if self.ratio is not None and self.budget_tokens is not None:
+            raise ConfigError("give either --laprox-ratio or --laprox-budget-tokens, not both")
+        if self.ratio is not None:
+            _require_number("ratio", self.ratio)
+            if not (math.isfinite(self.ratio) and 0 < self.ratio <= 1):
+                raise ConfigError(f"--laprox-ratio {self.ratio} is not in (0, 1]; use for example 0.25, or 1 to keep all")
+        if self.budget_tokens is not None:
+            _require_integer("budget-tokens", self.budget_tokens, 1)
+        _require_integer("window", self.window, 1)
+        _require_integer("sink", self.sink, 0)
+        _require_integer("min-tokens", self.min_tokens, 1)
+        _require_integer("pool-kernel", self.pool_kernel, 1)
+        if self.window > self.min_tokens:
+            raise ConfigError(
+                f"--laprox-window {self.window} is larger than --laprox-min-tokens {self.min_tokens}: a compressed "
+                "request must be at least as long as the window that scores it; raise min-tokens or lower the window"
+            )
+        if self.pool_kernel % 2 == 0:
+            raise ConfigError(f"--laprox-pool-kernel {self.pool_kernel} is even; use an odd width, or 1 to turn it off")
+        if self.gqa not in GQA_RULES:
+            raise ConfigError(f"--laprox-gqa {self.gqa!r} is unknown; choose from {', '.join(GQA_RULES)}")
+        from laprox_sglang.policy.registry import check_names
+
+        try:
+            check_names(self.score, self.allocation)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def kept_slots(self, tokens: int) -> int:
+        """Slots that a stretch of ``tokens`` tokens keeps, which is its budget of entries per KV head on average."""
+        if tokens <= 0:
+            return 0
+        if self.budget_tokens is not None:
+            return min(tokens, self.budget_tokens)
+        ratio = self.DEFAULT_RATIO if self.ratio is None else self.ratio
+        return min(tokens, max(1, math.ceil(tokens * ratio - 1e-9)))
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> LaProxConfig:
+        """Keys may be spelled ``min_tokens`` or ``min-tokens``. An unknown key raises ConfigError."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        arguments: dict[str, Any] = {}
+        for key, value in values.items():
+            name = str(key).replace("-", "_").removeprefix("laprox_")
+            if name not in known:
+                raise ConfigError(f"unknown laprox setting {key!r}; known settings: {', '.join(sorted(known))}")
+            if name in arguments:
+                raise ConfigError(f"laprox setting {name!r} is given twice")
+            arguments[name] = value
+        return cls(**arguments)
+
+    @classmethod
+    def from_json(cls, text: str) -> LaProxConfig:
+        return cls.from_dict(parse_json_object(text))
+
+
+def parse_json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--laprox-config is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError('--laprox-config must be a JSON object such as {"ratio": 0.25, "window": 32}')
+    return value
+
+
+def flag_name(field: dataclasses.Field[Any]) -> str:
+    return "--laprox-" + field.name.replace("_", "-")
+
+
+def add_flags(parser: Any) -> None:
+    """Add every ``--laprox-*`` flag to an argparse parser. All default to None: 'not given'."""
+    group = parser.add_argument_group("LaProx KV cache compression")
+    for field in dataclasses.fields(LaProxConfig):
+        default = LaProxConfig.DEFAULT_RATIO if field.name == "ratio" else field.default
+        group.add_argument(
+            flag_name(field),
+            dest="laprox_" + field.name,
+            type=field.metadata["type"],
+            choices=field.metadata.get("choices"),
+            default=None,
+            help=f"{field.metadata['help']} (default: {default})",
+        )
+    group.add_argument(
+        "--laprox-config",
+        dest="laprox_config",
+        type=str,
+        default=None,
+        help="the same settings as one JSON object; a flag given besides it wins",
+    )
+
+
+def from_arguments(arguments: Mapping[str, Any]) -> LaProxConfig | None:
+    """Take the ``laprox_*`` entries of ``arguments``; None when the user gave none of them.
+
+    ``laprox_config`` may be a JSON string or a mapping. Raises ConfigError.
+    """
+    given = {key: value for key, value in arguments.items() if key.startswith("laprox_") and value is not None}
+    if not given:
+        return None
+    base = given.pop("laprox_config", {})
+    if isinstance(base, str):
+        base = parse_json_object(base)
+    merged = {str(key).replace("-", "_").removeprefix("laprox_"): value for key, value in base.items()}
+    flags = {key.removeprefix("laprox_"): value for key, value in given.items()}
+    for one, other in (("ratio", "budget_tokens"), ("budget_tokens", "ratio")):
+        if one in flags and other not in flags:
+            merged.pop(other, None)
+    return LaProxConfig.from_dict({**merged, **flags})
+
+
+def _require_integer(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"--laprox-{name} must be a whole number, not {value!r}")
+    if value < least:
+        raise ConfigError(f"--laprox-{name} {value} is too small; it must be at least {least}")
+
+
+def _require_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"--laprox-{name} must be a number, not {value!r}")
