@@ -43,7 +43,9 @@ class LaProxConfig:
         "length of the observation window: the last queries, which score the tokens before them", 32, type=int
     )
     sink: int = _flag("first tokens of a sequence that every head keeps", 4, type=int)
-    min_tokens: int = _flag("a request that computed fewer new tokens than this is not compressed", 64, type=int)
+    min_tokens: int = _flag(
+        "a stretch of new tokens shorter than this stays whole until memory is needed", 128, type=int
+    )
     pool_kernel: int = _flag(
         "width in tokens of the average pooling of attention over neighbouring tokens (odd; 1 turns it off)",
         21,

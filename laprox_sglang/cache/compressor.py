@@ -1,0 +1,132 @@
+"""Scores a dense stretch with its request's window queries and selects what is kept (LaProx, arXiv 2605.07234).
+
+Nothing from inside the forward pass is needed: queries come from the ring, keys and values from the pool, W_O from
+the model. All layers are scored before anything is selected.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from laprox_sglang.attention.base import RaggedAttention, RaggedBatch
+from laprox_sglang.cache.laprox_cache import LaProxRadixCache
+from laprox_sglang.cache.query_ring import QueryRing
+from laprox_sglang.cache.rows import RowPool
+from laprox_sglang.cache.segment import concatenate
+from laprox_sglang.cache.tree import Stretch
+from laprox_sglang.config import LaProxConfig
+from laprox_sglang.policy.registry import get_allocation, get_score
+from laprox_sglang.policy.scores.base import LayerView, ScoreOptions
+from laprox_sglang.policy.select import Selection, select
+
+
+class Compressor:
+    """The selector of ``LaProxRadixCache``.
+
+    Args:
+        projection: ``[L, H, G, D, D]`` float32 Gram factors of W_O (see ``cache.output_projection``).
+        scales, caps: per layer, the softmax scale and the logit cap (0: none).
+    """
+
+    def __init__(
+        self,
+        config: LaProxConfig,
+        pool: RowPool,
+        ring: QueryRing,
+        attention: RaggedAttention,
+        projection: Tensor,
+        scales: list[float],
+        caps: list[float],
+    ):
+        self.config = config
+        self.pool = pool
+        self.ring = ring
+        self.attention = attention
+        self.projection = projection
+        self.scales = scales
+        self.caps = caps
+        self.score = get_score(config.score)
+        self.allocation = get_allocation(config.allocation)
+        self.options = ScoreOptions(pool_kernel=config.pool_kernel, gqa=config.gqa)
+        self.tree: LaProxRadixCache | None = None
+
+    def __call__(self, stretch: Stretch) -> tuple[Tensor, Tensor]:
+        scores, tokens = self.scores(stretch)
+        protected = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        if stretch.start == 0:
+            protected[: self.config.sink] = True
+        selection: Selection = select(scores, stretch.budget, self.allocation, protected, tokens)
+        return selection.positions, selection.indptr
+
+    def scores(self, stretch: Stretch) -> tuple[Tensor, int]:
+        """Scores of the stretch and of the dense tokens after it (the window's own).
+
+        Returns: ``[L, H, n + w]`` float32 and n, the length of the stretch.
+        """
+        assert self.tree is not None
+        pool, config = self.pool, self.config
+        path = self.tree.path(stretch.req.last_node)
+        dense = [(node, start) for node, start in path if node.segment is None]
+        listed_end = max((start + node.tokens for node, start in path if node.segment is not None), default=0)
+        window = min(config.window, stretch.end - stretch.computed_from)
+        # A query must not score with entries that lie after it; only a path adopted from a longer prompt has such.
+        window = max(1, min(window, stretch.end - listed_end))
+        slots = torch.cat([node.value for node, _ in dense])
+        positions = torch.cat([torch.arange(start, start + node.tokens) for node, start in dense])
+        first = sum(node.tokens for node, start in dense if start < stretch.start)
+        tokens = stretch.node.tokens
+
+        queries = self.ring.read(stretch.req.kv.req_pool_idx, stretch.end, window)
+        # Only the last dense tokens lie behind some of the queries.
+        late = int((positions > stretch.end - window).sum())
+        query_positions = torch.arange(stretch.end - window, stretch.end)
+        hidden = positions[None, len(positions) - late :] > query_positions[:, None]
+        causal = torch.where(hidden, float("-inf"), 0.0).to(pool.device)
+        visible = torch.full((slots.shape[0],), float(window))
+        visible[len(positions) - late :] -= hidden.sum(0)
+        visible = visible[first:].to(pool.device)
+        listed = self._listed_batch(stretch)
+
+        heads, group = pool.heads, queries.shape[2] // pool.heads
+        result = torch.empty((pool.layers, heads, slots.shape[0] - first), device=pool.device)
+        for layer in range(pool.layers):
+            keys = pool.k[layer].index_select(0, slots).float().permute(1, 2, 0)
+            query = queries[layer].float().view(window, heads, group, -1).permute(1, 2, 0, 3)
+            logits = torch.matmul(query.reshape(heads, group * window, -1), keys).view(heads, group, window, -1)
+            logits *= self.scales[layer]
+            cap = self.caps[layer]
+            if cap > 0:
+                logits = cap * torch.tanh(logits / cap)
+            logits[..., slots.shape[0] - late :] += causal
+            total = torch.logsumexp(logits, dim=-1)
+            if listed is not None:
+                others = self.attention.lse_of_lists(
+                    queries[layer][None].contiguous(), pool.k_rows, layer, listed, self.scales[layer], cap
+                )
+                total = torch.logaddexp(total, others[0].view(window, heads, group).permute(1, 2, 0))
+            attention = (logits[..., first:] - total[..., None]).exp_()
+            values = pool.v[layer].index_select(0, slots[first:])
+            result[layer] = self.score(LayerView(attention, values, self.projection[layer], visible), self.options)
+        return result, tokens
+
+    def _listed_batch(self, stretch: Stretch) -> RaggedBatch | None:
+        assert self.tree is not None
+        segments = [(node, start) for node, start in self.tree.path(stretch.req.last_node) if node.segment is not None]
+        if not segments:
+            return None
+        rows, indptr = concatenate(
+            self.pool.rows_per_slot,
+            [(node.segment.row_ids, node.segment.indptr) for node, _ in segments],
+            self.pool.device,
+        )
+        return RaggedBatch.build(
+            rows=rows,
+            indptr=indptr[None].cpu().numpy(),
+            slots=self.tree.req_to_token_pool.req_to_token,
+            pool_index=[stretch.req.kv.req_pool_idx],
+            tail_start=[stretch.end - 1],
+            seq_len=[stretch.end],
+            q_len=[1],
+            num_kv_heads=self.pool.heads,
+        )

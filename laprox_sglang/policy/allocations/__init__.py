@@ -1,0 +1,1 @@
+"""Allocations: one file each, named in policy/registry.py."""

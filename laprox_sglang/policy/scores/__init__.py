@@ -1,0 +1,1 @@
+"""Scores: one file each, named in policy/registry.py."""

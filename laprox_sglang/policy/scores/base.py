@@ -1,0 +1,52 @@
+"""The contract of a score: one layer's window attention and values in, one number per (kv head, token) out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from laprox_sglang.config import GQA_RULES
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """What a score may look at, for one layer.
+
+    H kv heads, G query heads per kv head, W window queries, D head size, and n tokens: the stretch, followed by the
+    window's own tokens where those are scored too (their scores take part in the layer's sum only).
+
+    attention: [H, G, W, n] float32, softmax probabilities; 0 where a query cannot see a token.
+    values: [n, H, D], model dtype or float32.
+    projection: [H, G, D, D] float32, a factor F of each query head's Gram matrix, F F^T = W_O^i W_O^i^T with W_O^i
+        the [D, hidden] block of the output projection, so that ||v W_O^i|| = ||v F||.
+    visible: [n] float32, how many of the W queries can see the token (at least 1); None means all W see every token.
+    """
+
+    attention: Tensor
+    values: Tensor
+    projection: Tensor
+    visible: Tensor | None
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """pool_kernel: odd width in tokens of the average pooling, 1 for none. gqa: one of config.GQA_RULES."""
+
+    pool_kernel: int = 21
+    gqa: str = "mean_attention"
+
+    def __post_init__(self) -> None:
+        if self.pool_kernel < 1 or self.pool_kernel % 2 == 0:
+            raise ValueError(f"pool_kernel must be odd and at least 1, not {self.pool_kernel}")
+        if self.gqa not in GQA_RULES:
+            raise ValueError(f"unknown gqa rule {self.gqa!r}; choose from {', '.join(GQA_RULES)}")
+
+
+class Score(ABC):
+    """How much an entry is worth keeping. Pure: reads the view, changes nothing, never waits for the device."""
+
+    @abstractmethod
+    def __call__(self, view: LayerView, options: ScoreOptions) -> Tensor:
+        """Returns [H, n] float32, at least 0; higher is kept first. Comparable within a layer."""

@@ -1,0 +1,66 @@
+"""The parts that scores are made of. All of them work per query head and know nothing of the group rule."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from laprox_sglang.policy.scores.base import LayerView
+
+
+def attention_mean(view: LayerView) -> Tensor:
+    """[H, G, n] float32: mean attention that a token gets from the queries that can see it."""
+    return view.attention.sum(dim=2) / _observers(view)
+
+
+def attention_norm(view: LayerView) -> Tensor:
+    """[H, G, n] float32: L2 norm ||A[:, t]|| of a token's attention column (arXiv 2605.07234, the attention factor).
+
+    A token inside the window is seen by only `visible` of the W queries; its norm is scaled by sqrt(W / visible),
+    so that the newest tokens are not held to be worthless for being new.
+    """
+    # square().sum() is 15 times as fast as torch.linalg.vector_norm over a strided dimension on a CPU
+    squares = view.attention.square().sum(dim=2)
+    if view.visible is not None:
+        squares = squares * (view.attention.shape[2] / view.visible.clamp(min=1))
+    return squares.sqrt()
+
+
+def attention_variance(view: LayerView) -> Tensor:
+    """[H, G, n] float32: sample variance of a token's attention over the queries that see it, 0 for a single one."""
+    count = _observers(view)
+    squares = view.attention.square().sum(dim=2) - attention_mean(view).square() * count
+    return squares.clamp(min=0) / (count - 1).clamp(min=1)
+
+
+def value_norms(values: Tensor, projection: Tensor) -> Tensor:
+    """||v_t W_O^i|| of every query head, through the D x D factor: nothing of the hidden size is formed.
+
+    values: [n, H, D] any float dtype. projection: [H, G, D, D] float32 (see LayerView). Returns [H, G, n] float32.
+    """
+    heads, group, size, _ = projection.shape
+    tokens = values.shape[0]
+    # one matrix product per kv head serves its whole group: [n, D] x [D, G*D]
+    joined = projection.transpose(1, 2).reshape(heads, size, group * size)
+    projected = values.float().transpose(0, 1).bmm(joined).view(heads, tokens, group, size)
+    return projected.norm(dim=-1).transpose(1, 2)
+
+
+def pool(factor: Tensor, kernel: int) -> Tensor:
+    """Average of each token with its neighbours, [..., n] -> [..., n]; at the ends, of those that exist.
+
+    Values that span several tokens survive whole or not at all, so neighbours must rise together
+    (SnapKV, arXiv 2404.14469).
+    """
+    if kernel == 1:
+        return factor
+    tokens = factor.shape[-1]
+    rows = factor.reshape(-1, tokens)
+    return F.avg_pool1d(rows, kernel, stride=1, padding=kernel // 2, count_include_pad=False).view(factor.shape)
+
+
+def _observers(view: LayerView) -> Tensor:
+    """[n] or [1] float32: by how many queries a token is seen."""
+    if view.visible is None:
+        return view.attention.new_full((1,), view.attention.shape[2])
+    return view.visible.clamp(min=1)

@@ -1,0 +1,182 @@
+"""Joins the parts in the scheduler process: pool, tree, query ring, compressor and attention backend of one rank."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+from laprox_sglang.attention.backend import BatchPaths, LaProxAttentionBackend
+from laprox_sglang.attention.base import create
+from laprox_sglang.cache.compressor import Compressor
+from laprox_sglang.cache.laprox_cache import LaProxRadixCache
+from laprox_sglang.cache.output_projection import effective_weight, gram_factors
+from laprox_sglang.cache.query_ring import QueryRing
+from laprox_sglang.cache.rows import RowPool
+from laprox_sglang.config import LaProxConfig
+from laprox_sglang.model_support import AttentionLayer, find_attention_layers
+
+logger = logging.getLogger(__name__)
+
+# SGLang runs one scheduler per process.
+_runtime: Runtime | None = None
+
+
+def current() -> Runtime | None:
+    """The runtime of this process; None in a server without our cache."""
+    return _runtime
+
+
+class Runtime:
+    """Built by the radix cache factory, when model, pool and attention backend exist.
+
+    Raises ValueError (with the remedy) when a part is not in place or the model cannot be compressed.
+    """
+
+    def __init__(self, ctx: TreeCacheBuildContext, config: LaProxConfig):
+        runner = ctx.tp_worker.model_runner
+        backend = runner.attn_backend
+        if not isinstance(backend, LaProxAttentionBackend):
+            raise ValueError(
+                f"--radix-cache-backend laprox needs --attention-backend laprox; the server runs {type(backend).__name__}"
+            )
+        if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.is_dsa:
+            raise ValueError("laprox needs a model whose layers all have full attention; serve it without laprox")
+        layers = find_attention_layers(runner.model)
+        self.config = config
+        self.pool = row_pool(runner.token_to_kv_pool)
+        self._check_shapes(layers)
+        first = layers[0].attention
+        self.ring = QueryRing(
+            self.pool.layers,
+            runner.req_to_token_pool.req_to_token.shape[0],
+            config.window,
+            first.tp_q_head_num,
+            self.pool.head_dim,
+            runner.dtype,
+            self.pool.device,
+        )
+        attention = create("torch")
+        self.compressor = Compressor(
+            config,
+            self.pool,
+            self.ring,
+            attention,
+            self._projections(layers, runner.dtype),
+            [each.attention.scaling for each in layers],
+            [float(each.attention.logit_cap or 0) for each in layers],
+        )
+        self.tree = LaProxRadixCache(ctx.params, self.pool, config, self.compressor)
+        self.compressor.tree = self.tree
+        self.backend = backend
+        backend.attach(self.pool, self.ring, attention)
+        warm_up = getattr(attention, "warm_up", None)
+        if warm_up is not None:
+            warm_up(self.pool.k.dtype, self.pool.head_dim, first.tp_q_head_num // self.pool.heads)
+        logger.info(
+            "laprox: %s kept, window %d, sink %d, score %s, allocation %s; %d layers x %d KV heads; "
+            "static memory: query ring %.1f MB, W_O factors %.1f MB",
+            f"{config.budget_tokens} entries per head" if config.budget_tokens else f"ratio {self.ratio}",
+            config.window,
+            config.sink,
+            config.score,
+            config.allocation,
+            self.pool.layers,
+            self.pool.heads,
+            self.ring.nbytes / 1e6,
+            self.compressor.projection.nbytes / 1e6,
+        )
+
+    @property
+    def ratio(self) -> float | None:
+        if self.config.budget_tokens is not None:
+            return None
+        return LaProxConfig.DEFAULT_RATIO if self.config.ratio is None else self.config.ratio
+
+    def _check_shapes(self, layers: list[AttentionLayer]) -> None:
+        attention = layers[0].attention
+        expected = (len(layers), attention.tp_k_head_num, attention.head_dim)
+        found = (self.pool.layers, self.pool.heads, self.pool.head_dim)
+        if expected != found:
+            raise ValueError(f"the KV pool is (layers, heads, dim) {found}, the model {expected}")
+
+    def _projections(self, layers: list[AttentionLayer], dtype: torch.dtype) -> torch.Tensor:
+        return torch.stack(
+            [
+                gram_factors(
+                    effective_weight(
+                        each.o_proj, each.attention.tp_q_head_num, self.pool.head_dim, dtype, self.pool.device
+                    ),
+                    self.pool.heads,
+                )
+                for each in layers
+            ]
+        )
+
+    # Called around every batch by patches.run_batch
+
+    def before_batch(self, batch: Any) -> None:
+        """Tell the backend which rows each request of the batch reads."""
+        if batch.forward_mode.is_idle():
+            self.backend.announce(None)
+            return
+        if batch.forward_mode.is_extend():
+            for req, computed_from in zip(batch.reqs, batch.prefix_lens, strict=True):
+                self.tree.began(req, computed_from)
+        tables = [self.tree.path_table(req.last_node) for req in batch.reqs]
+        self.backend.announce(BatchPaths(tables, [req.kv.req_pool_idx for req in batch.reqs]))
+
+    def after_batch(self, batch: Any) -> None:
+        """Compress the prompts whose last chunk has just been launched, before any next step is."""
+        if not batch.forward_mode.is_extend():
+            return
+        decoding = set(map(id, batch.decoding_reqs or ()))
+        for req in batch.reqs:
+            last_chunk = req.extend_end == len(req.full_untruncated_fill_ids)
+            if last_chunk and id(req) not in decoding and not req.finished() and not req.is_retracted:
+                self.tree.finish_prefill(req)
+
+    def state(self) -> dict[str, Any]:
+        """The ``laprox`` block of ``/server_info``'s internal state."""
+        tree, stats = self.tree, self.tree.stats
+        held = tree.evictable_size() + tree.protected_size()
+        return {
+            "score": self.config.score,
+            "allocation": self.config.allocation,
+            "policy": f"{self.config.score}/{self.config.allocation}",
+            "ratio": self.ratio,
+            "budget_tokens": self.config.budget_tokens,
+            "window": self.config.window,
+            "sink": self.config.sink,
+            "min_tokens": self.config.min_tokens,
+            "pool_kernel": self.config.pool_kernel,
+            "slots_total": tree.token_to_kv_pool_allocator.size,
+            "slots_free": tree.token_to_kv_pool_allocator.available_size(),
+            "slots_held": held,
+            "tokens_cached": held + stats.slots_saved,
+            **stats.to_dict(),
+        }
+
+
+def row_pool(kv_pool: Any) -> RowPool:
+    """The row view of SGLang's KV pool. Raises ValueError when the pool was not made by patches.kv_pool."""
+    k, v = getattr(kv_pool, "laprox_k", None), getattr(kv_pool, "laprox_v", None)
+    if k is None or v is None:
+        raise ValueError(
+            f"the KV pool ({type(kv_pool).__name__}) is not one tensor over all layers: laprox needs a plain "
+            "MHATokenToKVPool (no MLA, no sliding window, no quantised KV)"
+        )
+    return RowPool(k, v)
+
+
+def build_tree_cache(ctx: TreeCacheBuildContext) -> LaProxRadixCache:
+    """The factory behind ``--radix-cache-backend laprox``."""
+    global _runtime
+    from laprox_sglang.patches import require_all
+
+    require_all()
+    config = getattr(ctx.server_args, "_laprox_config", None) or LaProxConfig()
+    _runtime = Runtime(ctx, config)
+    return _runtime.tree
