@@ -55,7 +55,8 @@ def ensure(folder: Path | None = None, progress: bool = True) -> Path:
     folder = Path(folder) if folder is not None else default_folder()
     if is_ready(folder):
         return folder
-    if folder.exists() and any(folder.iterdir()) and not (folder / MARKER).exists():
+    if folder.exists() and not (folder / MARKER).exists():
+        # Never replace what this module did not make.
         raise DemoModelError(f"{folder} exists and is not a demo model; choose another folder with --output")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder.with_name(folder.name + ".lock")):
@@ -130,6 +131,7 @@ def _convert(gguf_file: Path, folder: Path, progress: bool) -> None:
             weight = undo_rope_permutation(weight, heads[part])
         weights[hugging_face_name(tensor.name)] = weight.to(torch.bfloat16).contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
     generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
@@ -192,6 +194,7 @@ def undo_rope_permutation(weight: Any, heads: int) -> Any:
 
 def write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     """SmolLM2's tokenizer: byte-level BPE after splitting digits one by one, as ``tokenizer.json``."""
+    import gguf
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
@@ -201,8 +204,10 @@ def write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    control = 3  # GGUF's token type for special tokens
-    special = [token for token, kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True) if kind == control]
+    control = gguf.TokenType.CONTROL
+    special = [
+        token for token, kind in zip(tokens, fields["tokenizer.ggml.token_type"], strict=True) if kind == control
+    ]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {

@@ -6,9 +6,9 @@ contradicts; machine defaults give way to whatever the user says.
 
 from __future__ import annotations
 
+import argparse
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from laprox_sglang import config
 
@@ -18,38 +18,35 @@ REQUIRED_FLAGS = (
     ("--radix-cache-backend", config.BACKEND_NAME),
     ("--page-size", "1"),
 )
-# Other spellings that set one of the same things for a part of the work.
+# Flags that contradict those by another name.
 CONFLICTING_FLAGS = {
     "--prefill-attention-backend": "prefill and decode both use the laprox backend",
     "--decode-attention-backend": "prefill and decode both use the laprox backend",
     "--disable-radix-cache": "compressed prefixes live in the radix cache",
 }
-MODEL_FLAGS = ("--model-path", "--model")
-# On a CPU the KV pool comes out of main memory, which SGLang would otherwise fill.
-CPU_FLAGS = (
-    ("--device", "cpu"),
-    ("--max-total-tokens", "65536"),
-    ("--max-running-requests", "16"),
+# A configuration file may name the model.
+MODEL_FLAGS = ("--model-path", "--model", "--config")
+# What SGLang's own defaults do not fit on a CPU: (flag, value or None for a switch, flags that replace it).
+CPU_FLAGS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
+    ("--device", "cpu", ()),
+    # The KV pool comes out of main memory, which SGLang would otherwise fill.
+    ("--max-total-tokens", "65536", ("--mem-fraction-static",)),
+    ("--max-running-requests", "16", ()),
     # torch_native computes a full-length query for every chunk, so small chunks cost a lot there.
-    ("--chunked-prefill-size", "8192"),
+    ("--chunked-prefill-size", "8192", ()),
+    # The idle scheduler would take a whole core from everything else on the machine.
+    ("--sleep-on-idle", None, ()),
+    ("--attention-backend", "torch_native", ()),
 )
-CPU_ENVIRONMENT_HELP = "OMP_NUM_THREADS"
+PLAIN_FLAG = "--plain"
 
 
 class LaunchError(ValueError):
     """The server cannot be started as asked; the message says why and what to do."""
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A command line for SGLang and the environment variables it runs under."""
-
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-
-
 def given_value(arguments: Sequence[str], flag: str) -> str | None:
-    """The last value of ``flag`` in ``--flag value`` or ``--flag=value`` form; '' for a bare flag, None when absent."""
+    """The last value of ``flag`` in ``--flag value`` or ``--flag=value`` form; '' for a switch, None when absent."""
     value = None
     for position, argument in enumerate(arguments):
         if argument == flag:
@@ -64,34 +61,44 @@ def any_given(arguments: Sequence[str], flags: Iterable[str]) -> bool:
     return any(given_value(arguments, flag) is not None for flag in flags)
 
 
-def plan(arguments: Sequence[str], *, plain: bool, cpu: bool, cores: int) -> Launch:
-    """Complete the user's arguments. ``plain`` leaves LaProx out; ``cpu`` says that there is no CUDA device."""
+def build_arguments(arguments: Sequence[str], *, plain: bool, cpu: bool) -> list[str]:
+    """The user's arguments, completed. ``plain`` leaves LaProx out; ``cpu`` says that there is no CUDA device.
+
+    Raises LaunchError or config.ConfigError. A model path is not added here.
+    """
     argv = list(arguments)
+    if argv and not argv[0].startswith("-"):  # as `sglang serve MODEL` allows
+        argv.insert(0, "--model-path")
     if plain:
         _refuse_laprox_flags(argv)
     else:
-        argv += _required_flags(argv)
+        check_settings(argv)
+        argv += _missing_requirements(argv)
     if cpu:
-        defaults = [*CPU_FLAGS, ("--attention-backend", "torch_native")]
-        argv += [part for flag, value in defaults if given_value(argv, flag) is None for part in (flag, value)]
-    if given_value(argv, "--enable-cache-report") is None:
-        argv.append("--enable-cache-report")
-    return Launch(tuple(argv), cpu_environment(cores) if cpu else {})
+        for flag, value, replacements in CPU_FLAGS:
+            if not any_given(argv, (flag, *replacements)):
+                argv += [flag] if value is None else [flag, value]
+    if not any_given(argv, ("--enable-cache-report",)):
+        argv.append("--enable-cache-report")  # chat clients show how much of a prompt was cached
+    return argv
 
 
-def cpu_environment(cores: int) -> dict[str, str]:
-    """Threads of the forward pass, and no busy waiting: the server's other processes share the same cores."""
-    return {"OMP_NUM_THREADS": str(cores)}
+def check_settings(arguments: Sequence[str]) -> None:
+    """Report a bad ``--laprox-*`` value now rather than after SGLang was imported. Raises ConfigError."""
+    if os.environ.get(config.ENABLE_VARIABLE, "1").strip().lower() in ("0", "false", "off", "no"):
+        raise LaunchError(f"{config.ENABLE_VARIABLE} switches LaProx off; unset it, or pass {PLAIN_FLAG}")
+    parser = argparse.ArgumentParser(prog="laprox-sglang serve", add_help=False, allow_abbrev=False)
+    config.add_flags(parser)
+    values, _ = parser.parse_known_args(list(arguments))
+    config.from_arguments(vars(values))
 
 
-def usable_cores() -> int:
-    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
-def _required_flags(arguments: Sequence[str]) -> list[str]:
+def _missing_requirements(arguments: Sequence[str]) -> list[str]:
     for flag, reason in CONFLICTING_FLAGS.items():
         if given_value(arguments, flag) is not None:
-            raise LaunchError(f"{flag} cannot be used with LaProx ({reason}); drop it, or pass --plain for stock SGLang")
+            raise LaunchError(
+                f"{flag} cannot be used with LaProx ({reason}); drop it, or pass {PLAIN_FLAG} for stock SGLang"
+            )
     missing: list[str] = []
     for flag, value in REQUIRED_FLAGS:
         given = given_value(arguments, flag)
@@ -99,8 +106,8 @@ def _required_flags(arguments: Sequence[str]) -> list[str]:
             missing += [flag, value]
         elif given != value:
             raise LaunchError(
-                f"{flag} {given} cannot be used with LaProx, which needs {flag} {value}; drop it, or pass --plain for "
-                "stock SGLang"
+                f"{flag} {given} cannot be used with LaProx, which needs {flag} {value}; drop it, or pass {PLAIN_FLAG} "
+                "for stock SGLang"
             )
     return missing
 
@@ -108,24 +115,29 @@ def _required_flags(arguments: Sequence[str]) -> list[str]:
 def _refuse_laprox_flags(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if argument.startswith("--laprox-"):
-            raise LaunchError(f"{argument.partition('=')[0]} has no meaning with --plain; drop one of the two")
+            raise LaunchError(f"{argument.partition('=')[0]} has no meaning with {PLAIN_FLAG}; drop one of the two")
 
 
 def serve(arguments: Sequence[str], *, plain: bool = False) -> None:
     """Run the server in this process until it is stopped."""
-    from laprox_sglang import cpu_engine, demo_model
+    from laprox_sglang import cpu_engine
 
-    help_wanted = "-h" in arguments or "--help" in arguments
     cpu = not cpu_engine.has_cuda_device()
-    launch = plan(arguments, plain=plain, cpu=cpu, cores=usable_cores())
-    for name, value in launch.environment.items():
-        os.environ.setdefault(name, value)
-    argv = list(launch.argv)
-    if not help_wanted and not any_given(argv, MODEL_FLAGS):
-        argv += ["--model-path", str(demo_model.ensure())]
+    if "-h" in arguments or "--help" in arguments:
+        argv = ["--help"]
+    else:
+        argv = build_arguments(arguments, plain=plain, cpu=cpu)
+        if not any_given(argv, MODEL_FLAGS):
+            from laprox_sglang import demo_model
+
+            argv = ["--model-path", str(demo_model.ensure()), *argv]
     if cpu:
         cpu_engine.enable()
+    run_sglang(argv)
 
+
+def run_sglang(argv: Sequence[str]) -> None:
+    """What ``sglang serve`` does for a language model."""
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
@@ -133,6 +145,6 @@ def serve(arguments: Sequence[str], *, plain: bool = False) -> None:
 
     load_plugins()
     try:
-        run_server(prepare_server_args(argv))
+        run_server(prepare_server_args(list(argv)))
     finally:
         kill_process_tree(os.getpid(), include_parent=False)

@@ -22,6 +22,9 @@ from pathlib import Path
 
 STANDIN_DIRECTORY = Path(__file__).resolve().parent / "standin"
 ENGINE_VARIABLE = "SGLANG_USE_CPU_ENGINE"
+# OpenMP threads that spin while they wait slow a busy machine down ten times: the scheduler's threads, the tokenizer,
+# the detokenizer and the client share the same cores. A value that the user set is left alone.
+THREAD_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 
 class CpuEngineError(RuntimeError):
@@ -74,6 +77,8 @@ def enable() -> bool:
     inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != directory]
     os.environ["PYTHONPATH"] = os.pathsep.join([directory, *inherited])
     os.environ[ENGINE_VARIABLE] = "1"
+    for name, value in THREAD_VARIABLES.items():
+        os.environ.setdefault(name, value)
     return True
 
 

@@ -9,6 +9,7 @@ from policies import SCORES, make_view
 
 from laprox_sglang.config import GQA_RULES
 from laprox_sglang.policy.registry import get_score
+from laprox_sglang.policy.scores import parts
 from laprox_sglang.policy.scores.base import ScoreOptions
 from laprox_sglang.policy.scores.parts import value_norms
 from laprox_sglang.policy.scores.random import Random
@@ -54,6 +55,14 @@ def test_group_rules_differ():
     view = make_view(63, group=4)
     one, other = (get_score("laprox")(view, ScoreOptions(gqa=gqa)) for gqa in GQA_RULES)
     assert (one - other).abs().max() > 1e-3 * one.max()
+
+
+def test_value_norms_of_a_long_stretch_are_made_in_parts(monkeypatch):
+    view = make_view(100, heads=3, group=2)
+    whole = value_norms(view.values, view.projection)
+    monkeypatch.setattr(parts, "_TOKENS_AT_ONCE", 33)
+    torch.testing.assert_close(value_norms(view.values, view.projection), whole)
+    assert value_norms(view.values[:0], view.projection).shape == (3, 2, 0)
 
 
 def test_value_norms_are_those_of_the_output_projection():

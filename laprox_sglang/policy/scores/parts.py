@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from laprox_sglang.policy.scores.base import LayerView
+
+# The projected values of a long stretch take G times the room of its values; this bounds them.
+_TOKENS_AT_ONCE = 8192
 
 
 def attention_mean(view: LayerView) -> Tensor:
@@ -39,11 +43,13 @@ def value_norms(values: Tensor, projection: Tensor) -> Tensor:
     values: [n, H, D] any float dtype. projection: [H, G, D, D] float32 (see LayerView). Returns [H, G, n] float32.
     """
     heads, group, size, _ = projection.shape
-    tokens = values.shape[0]
-    # one matrix product per kv head serves its whole group: [n, D] x [D, G*D]
+    # one matrix product per kv head serves its whole group: [tokens, D] x [D, G*D]
     joined = projection.transpose(1, 2).reshape(heads, size, group * size)
-    projected = values.float().transpose(0, 1).bmm(joined).view(heads, tokens, group, size)
-    return projected.norm(dim=-1).transpose(1, 2)
+    norms = [
+        part.float().transpose(0, 1).bmm(joined).view(heads, part.shape[0], group, size).norm(dim=-1)
+        for part in values.split(_TOKENS_AT_ONCE)
+    ]
+    return torch.cat(norms, dim=1).transpose(1, 2)
 
 
 def pool(factor: Tensor, kernel: int) -> Tensor:

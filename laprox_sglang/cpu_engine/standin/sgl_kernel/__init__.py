@@ -23,8 +23,8 @@ NAMES = (
 def _missing(name):
     def call(*args, **kwargs):
         raise RuntimeError(
-            f"sgl_kernel.{name} was called, but SGLang's kernel package cannot load on this machine (no CUDA device) and "
-            "laprox_sglang's stand-in has no kernels; turn off the feature that needs it (speculative decoding or "
+            f"sgl_kernel.{name} was called, but SGLang's kernel package cannot load on this machine (no CUDA device) "
+            "and laprox_sglang's stand-in has no kernels; turn off the feature that needs it (speculative decoding or "
             "hierarchical cache), or use a machine with a CUDA device"
         )
 
