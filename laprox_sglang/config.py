@@ -72,7 +72,9 @@ class LaProxConfig:
         if self.ratio is not None:
             _require_number("ratio", self.ratio)
             if not (math.isfinite(self.ratio) and 0 < self.ratio <= 1):
-                raise ConfigError(f"--laprox-ratio {self.ratio} is not in (0, 1]; use for example 0.25, or 1 to keep all")
+                raise ConfigError(
+                    f"--laprox-ratio {self.ratio} is not in (0, 1]; use for example 0.25, or 1 to keep all"
+                )
         if self.budget_tokens is not None:
             _require_integer("budget-tokens", self.budget_tokens, 1)
         _require_integer("window", self.window, 1)

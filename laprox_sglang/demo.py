@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -114,15 +115,16 @@ def last_line(log: Path) -> str:
 
 
 def stop(server: subprocess.Popen[bytes]) -> None:
-    """Stop the server and everything that it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(server.pid, number)
-        except ProcessLookupError:
+    """Stop the server and everything that it started: by itself in order first, then by force."""
+    server.terminate()
+    deadline = time.monotonic() + STOP_SECONDS
+    while _group_exists(server):
+        if time.monotonic() > deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
             return
-        deadline = time.monotonic() + STOP_SECONDS
-        while _group_exists(server) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        time.sleep(0.1)
 
 
 def _group_exists(server: subprocess.Popen[bytes]) -> bool:

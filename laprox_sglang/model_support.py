@@ -40,7 +40,9 @@ def find_attention_layers(model: Any) -> list[AttentionLayer]:
             if child.qk_head_dim != child.v_head_dim or child.head_dim != child.v_head_dim:
                 raise UnsupportedModelError(f"{name} has keys and values of different sizes (MLA); not supported")
             if child.tp_q_head_num % child.tp_k_head_num or child.tp_k_head_num != child.tp_v_head_num:
-                raise UnsupportedModelError(f"{name} has {child.tp_q_head_num} query and {child.tp_k_head_num} KV heads")
+                raise UnsupportedModelError(
+                    f"{name} has {child.tp_q_head_num} query and {child.tp_k_head_num} KV heads"
+                )
             o_proj = getattr(module, "o_proj", None)
             if o_proj is None or not hasattr(o_proj, "quant_method"):
                 raise UnsupportedModelError(
@@ -51,11 +53,11 @@ def find_attention_layers(model: Any) -> list[AttentionLayer]:
                 raise UnsupportedModelError(f"two attention modules share layer id {child.layer_id}")
             found[child.layer_id] = AttentionLayer(child.layer_id, child, o_proj)
     if not found:
-        raise UnsupportedModelError("the model has no RadixAttention layer with an o_proj (MLA, Mamba or encoder model)")
+        raise UnsupportedModelError(
+            "the model has no RadixAttention layer with an o_proj (MLA, Mamba or encoder model)"
+        )
     layers = [found[index] for index in sorted(found)]
-    shapes = {
-        (each.attention.tp_q_head_num, each.attention.tp_k_head_num, each.attention.head_dim) for each in layers
-    }
+    shapes = {(each.attention.tp_q_head_num, each.attention.tp_k_head_num, each.attention.head_dim) for each in layers}
     if len(shapes) > 1 or [each.layer_id for each in layers] != list(range(len(layers))):
         raise UnsupportedModelError(f"layers differ in shape or are not numbered 0..{len(layers) - 1}: {shapes}")
     return layers
@@ -74,7 +76,10 @@ def check(model_path: str) -> tuple[bool, str]:
         return False, "multi-head latent attention (MLA): its cache has no per-head rows"
     kinds = set(config.get("layer_types") or ())
     if kinds - {"full_attention", "attention"}:
-        return False, f"hybrid layers ({', '.join(sorted(kinds))}): only models whose layers all have full attention work"
+        return (
+            False,
+            f"hybrid layers ({', '.join(sorted(kinds))}): only models whose layers all have full attention work",
+        )
     if config.get("sliding_window") and config.get("use_sliding_window", True):
         return False, f"sliding window attention ({config['sliding_window']} tokens): not supported"
     if any(key.startswith(("mamba", "ssm", "linear_num")) for key in config):

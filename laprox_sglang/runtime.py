@@ -9,7 +9,7 @@ import torch
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
 from laprox_sglang.attention.backend import BatchPaths, LaProxAttentionBackend
-from laprox_sglang.attention.base import create
+from laprox_sglang.attention.base import choose
 from laprox_sglang.cache.compressor import Compressor
 from laprox_sglang.cache.laprox_cache import LaProxRadixCache
 from laprox_sglang.cache.output_projection import effective_weight, gram_factors
@@ -58,7 +58,7 @@ class Runtime:
             runner.dtype,
             self.pool.device,
         )
-        attention = create("torch")
+        attention = choose(self.pool.device)
         self.compressor = Compressor(
             config,
             self.pool,

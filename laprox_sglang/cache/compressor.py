@@ -14,6 +14,8 @@ from laprox_sglang.cache.laprox_cache import LaProxRadixCache
 from laprox_sglang.cache.query_ring import QueryRing
 from laprox_sglang.cache.rows import RowPool
 from laprox_sglang.cache.segment import concatenate
+from laprox_sglang.cache.trace import trace_folder
+from laprox_sglang.cache.trace import write as write_trace
 from laprox_sglang.cache.tree import Stretch
 from laprox_sglang.config import LaProxConfig
 from laprox_sglang.policy.registry import get_allocation, get_score
@@ -49,6 +51,7 @@ class Compressor:
         self.score = get_score(config.score)
         self.allocation = get_allocation(config.allocation)
         self.options = ScoreOptions(pool_kernel=config.pool_kernel, gqa=config.gqa)
+        self.trace = trace_folder()
         self.tree: LaProxRadixCache | None = None
 
     def __call__(self, stretch: Stretch) -> tuple[Tensor, Tensor]:
@@ -57,6 +60,9 @@ class Compressor:
         if stretch.start == 0:
             protected[: self.config.sink] = True
         selection: Selection = select(scores, stretch.budget, self.allocation, protected, tokens)
+        if self.trace is not None:
+            kept = selection.positions.cpu().numpy(), selection.indptr.cpu().numpy()
+            write_trace(self.trace, stretch, *kept, (self.pool.layers, self.pool.heads))
         return selection.positions, selection.indptr
 
     def scores(self, stretch: Stretch) -> tuple[Tensor, int]:

@@ -131,7 +131,9 @@ def concatenate(lists: int, parts: list[tuple[Tensor, Tensor]], device: torch.de
     Returns: row_ids [sum R_i] int32 and indptr [lists + 1] int64. No host sync.
     """
     if not parts:
-        return torch.empty(0, dtype=torch.int32, device=device), torch.zeros(lists + 1, dtype=torch.int64, device=device)
+        return torch.empty(0, dtype=torch.int32, device=device), torch.zeros(
+            lists + 1, dtype=torch.int64, device=device
+        )
     if len(parts) == 1:
         return parts[0][0], parts[0][1].long()
     counts = torch.stack([indptr.long().diff() for _, indptr in parts])

@@ -13,6 +13,7 @@ import heapq
 import logging
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
@@ -56,7 +57,7 @@ class Stretch:
         budget: entries to keep, exactly.
     """
 
-    req: object
+    req: Any
     node: LaProxNode
     start: int
     end: int

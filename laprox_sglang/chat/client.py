@@ -63,9 +63,9 @@ class Server:
         self.close()
 
     def model(self) -> str:
-        """Name of the model that is served."""
+        """Name of the model that is served, without the folders above it."""
         models = self._get("/v1/models").get("data") or [{}]
-        return str(models[0].get("id", "default"))
+        return str(models[0].get("id", "default")).rstrip("/").rsplit("/", 1)[-1]
 
     def cache_state(self) -> CacheState:
         states = self._get("/server_info").get("internal_states") or [{}]

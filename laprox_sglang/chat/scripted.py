@@ -12,8 +12,8 @@ QUESTIONS = (
     "Who founded the harbour museum?",
     "In which year did the museum open?",
     "What is the name of the museum's ship?",
-    "What is kept in the third room?",
-    "How much does a ticket cost for an adult?",
+    "Who was the last keeper of the lighthouse?",
+    "On which days do the volunteers work?",
 )
 OTHER_CHAT_QUESTION = "What is the name of the museum's cat?"
 MAX_TOKENS = 48

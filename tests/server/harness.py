@@ -21,7 +21,7 @@ STOCK = ("--attention-backend", "torch_native")
 COMMON = ("--device", "cpu", "--skip-server-warmup", "--random-seed", "1")
 # A busy loop checks after every step that each slot has exactly one owner, and dies when one has not.
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
-BAD_LOG = re.compile(r"Traceback|Leak Detected|leak detected|Exception")
+BAD_LOG = re.compile(r"[Ll]eak [Dd]etected|Scheduler hit an exception|File \"[^\"]*/laprox_sglang/")
 
 
 class StartError(RuntimeError):
@@ -35,7 +35,9 @@ class StartError(RuntimeError):
 class Server:
     """``with Server(model, *flags) as server``: a server on a free port, killed at the end, its log checked."""
 
-    def __init__(self, model: str | Path, *flags: str, tokens: int = 32768, requests: int = 16, env: dict | None = None):
+    def __init__(
+        self, model: str | Path, *flags: str, tokens: int = 32768, requests: int = 16, env: dict | None = None
+    ):
         self.port = free_port()
         self.arguments = ["--model-path", str(model), "--port", str(self.port), *COMMON, *flags]
         self.arguments += ["--max-total-tokens", str(tokens), "--max-running-requests", str(requests)]
@@ -83,7 +85,9 @@ class Server:
     @property
     def log(self) -> str:
         text = Path(self.log_file.name).read_text(errors="replace")
-        return "\n".join(line for line in text.splitlines() if "server_args=" not in line and "Ignore import" not in line)
+        return "\n".join(
+            line for line in text.splitlines() if "server_args=" not in line and "Ignore import" not in line
+        )
 
     def generate(self, prompt: list[int] | str, new_tokens: int = 16, **fields: Any) -> Any:
         """One greedy request through the native API; ``fields`` go into the body (``sampling`` into its parameters)."""
