@@ -115,9 +115,9 @@ class LaProxAttentionBackend(AttentionBackend):
     def _batch_rows(self, paths: BatchPaths) -> _BatchRows:
         tables = tuple(paths.tables)
         known = self._rows
-        if known is not None and len(known.tables) == len(tables):
-            if all(one is other for one, other in zip(known.tables, tables, strict=True)):
-                return known
+        # By identity: a table is replaced, never changed.
+        if known is not None and list(map(id, known.tables)) == list(map(id, tables)):
+            return known
         assert self.pool is not None
         offsets: dict[int, int] = {}
         parts: list[torch.Tensor] = []
