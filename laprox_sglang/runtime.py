@@ -40,7 +40,8 @@ class Runtime:
         backend = runner.attn_backend
         if not isinstance(backend, LaProxAttentionBackend):
             raise ValueError(
-                f"--radix-cache-backend laprox needs --attention-backend laprox; the server runs {type(backend).__name__}"
+                "--radix-cache-backend laprox needs --attention-backend laprox; "
+                f"the server runs {type(backend).__name__}"
             )
         if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.is_dsa:
             raise ValueError("laprox needs a model whose layers all have full attention; serve it without laprox")

@@ -37,7 +37,7 @@ def install() -> None:
 
     from laprox_sglang.patches import engine_arguments
 
-    names = SERVER_HOOKS
+    names: tuple[str, ...] = SERVER_HOOKS
     # Importing the scheduler only to hook it would slow down processes that never run one.
     if SCHEDULER_MODULE in sys.modules:
         names += ENGINE_HOOKS

@@ -26,8 +26,8 @@ def hook(result: None, server_args: Any) -> None:
         return
     if attention != {BACKEND_NAME} or radix != BACKEND_NAME:
         raise ConfigError(
-            f"laprox needs both of its backends, found --attention-backend {'/'.join(sorted(attention)) or 'default'} and "
-            f"--radix-cache-backend {radix or 'default'}; add --attention-backend laprox --radix-cache-backend laprox "
+            "laprox needs both of its backends, found "
+            f"--attention-backend {'/'.join(sorted(attention)) or 'default'} and --radix-cache-backend {radix or 'default'}; add --attention-backend laprox --radix-cache-backend laprox "
             "--page-size 1, or start with `laprox-sglang serve`"
         )
     mode = first_refused(cfg)

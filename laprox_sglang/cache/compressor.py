@@ -118,12 +118,12 @@ class Compressor:
 
     def _listed_batch(self, stretch: Stretch) -> RaggedBatch | None:
         assert self.tree is not None
-        segments = [(node, start) for node, start in self.tree.path(stretch.req.last_node) if node.segment is not None]
+        segments = [node.segment for node, _ in self.tree.path(stretch.req.last_node) if node.segment is not None]
         if not segments:
             return None
         rows, indptr = concatenate(
             self.pool.rows_per_slot,
-            [(node.segment.row_ids, node.segment.indptr) for node, _ in segments],
+            [(each.row_ids, each.indptr) for each in segments],
             self.pool.device,
         )
         return RaggedBatch.build(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -42,17 +43,18 @@ class Server:
         self.arguments = ["--model-path", str(model), "--port", str(self.port), *COMMON, *flags]
         self.arguments += ["--max-total-tokens", str(tokens), "--max-running-requests", str(requests)]
         self.env = {**os.environ, **STRICT, "OMP_NUM_THREADS": "2", **(env or {})}
-        self.log_file = tempfile.NamedTemporaryFile("w+", suffix=".log", delete=False)
+        self.log_file = Path(tempfile.mkdtemp(prefix="laprox-test-")) / "server.log"
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=600, trust_env=False)
 
     def __enter__(self) -> Server:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "sglang.launch_server", *self.arguments],
-            env=self.env,
-            stdout=self.log_file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with self.log_file.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "sglang.launch_server", *self.arguments],
+                env=self.env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -75,16 +77,14 @@ class Server:
             assert found is None, self.log[max(0, found.start() - 500) : found.start() + 3000]
 
     def _kill(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         self.client.close()
 
     @property
     def log(self) -> str:
-        text = Path(self.log_file.name).read_text(errors="replace")
+        text = self.log_file.read_text(errors="replace")
         return "\n".join(
             line for line in text.splitlines() if "server_args=" not in line and "Ignore import" not in line
         )
