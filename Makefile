@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 else
 install:
-	@$(BIN)/python -c 'import laprox_sglang, pytest, sglang' || \
+	@$(BIN)/python -c 'import laprox_sglang, pytest; from importlib.metadata import version; version("sglang")' || \
 	{ echo "$(VENV) lacks the package: $(BIN)/python -m pip install -e '.[dev]'" >&2; exit 1; }
 endif
 

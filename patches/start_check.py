@@ -25,10 +25,11 @@ def hook(result: None, server_args: Any) -> None:
     if not asked:
         return
     if attention != {BACKEND_NAME} or radix != BACKEND_NAME:
+        found = "/".join(sorted(attention)) or "default"
         raise ConfigError(
-            "laprox needs both of its backends, found "
-            f"--attention-backend {'/'.join(sorted(attention)) or 'default'} and --radix-cache-backend {radix or 'default'}; add --attention-backend laprox --radix-cache-backend laprox "
-            "--page-size 1, or start with `laprox-sglang serve`"
+            f"laprox needs both of its backends, found --attention-backend {found} and --radix-cache-backend "
+            f"{radix or 'default'}; add --attention-backend laprox --radix-cache-backend laprox --page-size 1, "
+            "or start with `laprox-sglang serve`"
         )
     mode = first_refused(cfg)
     if mode is not None:

@@ -7,7 +7,6 @@ float32 in registers: bfloat16 and float16 pools come in as 16-bit integers, whi
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -26,15 +25,17 @@ from laprox_sglang.attention.torch_reference import TorchRaggedAttention
 
 logger = logging.getLogger(__name__)
 
-# Its idle threads sleep. Those of the OpenMP layer spin, on a second runtime beside torch's own, and on few cores
-# they took up to 40 ms from the matmul that came after. It is not thread-safe: LAUNCH guards it.
+# Its idle threads sleep; those of the OpenMP layer spin, in a second runtime beside torch's own. On 2 cores shared with
+# another process a call between matmuls took 0.4 to 1 ms with this layer and 10 to 18 ms with OpenMP (medians).
+# It is not thread-safe: LAUNCH guards it.
 numba.config.THREADING_LAYER = "workqueue"
 LAUNCH = threading.Lock()
 
 # Not nnan and ninf: -inf is a logit here, and a NaN in a pool must reach the output.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
-BLOCK = 128
-# Below this many multiply-adds (some 50 us on one core), waking a second thread costs more than it saves.
+BLOCK = 128  # rows for which logits are formed at a time
+LANE = 8  # head_dim must be a multiple
+# Below this many multiply-adds (250 us on one core) waking other threads, 50 to 150 us, does not pay.
 PARALLEL_FROM = 1_000_000
 # bfloat16 and float16 need two integer types for numba to tell them apart.
 NUMPY_VIEW = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
@@ -106,10 +107,11 @@ def cached_jit(**options: Any) -> Callable[[Callable], Callable]:
 
 
 @cached_jit(nogil=True, error_model="numpy")
-def plan(threads, longest, layer, heads, indptr, tail_start, seq_len, q_start):  # type: ignore[no-untyped-def]
+def plan(threads, longest, layer, heads, arrays):  # type: ignore[no-untyped-def]
     """Cut the lists into pieces [P, 4] (request, head, low, high), in order, and give thread t the pieces
     [share[t], share[t + 1]), the same number of (row, query) pairs to each. Requests with more than ``longest`` new
     tokens get none. Also returns the most new tokens."""
+    _, indptr, _, _, tail_start, seq_len, q_start = arrays
     requests = len(tail_start)
     cost, most = 0, 0
     for b in range(requests):
@@ -177,144 +179,130 @@ def merge(pieces, group, q_start, top, total, acc, out):  # type: ignore[no-unty
         first = end
 
 
-@functools.cache
-def kernels(head_dim: int) -> tuple[Callable, Callable]:
-    """(attend, attend_parallel) for one head_dim: as a constant it makes the loops straight vector code."""
-
-    @cached_jit(fastmath=FAST, nogil=True, error_model="numpy")
-    def block(q, k, v, index, first, limit, cap, logits, wide, top, total, acc):  # type: ignore[no-untyped-def]
-        """Online softmax of queries q [M, D] over one block of rows; query j sees the rows before limit[j]."""
-        queries, n = q.shape[0], index.shape[0]
-        for r in range(n):
-            row = k[index[r]]
-            for d in range(head_dim):
-                wide[0, d] = widen(row[d])
-            for j in range(queries):
-                dot = np.float32(0.0)
-                for d in range(head_dim):
-                    dot += q[j, d] * wide[0, d]
-                logits[j, r] = dot
+@cached_jit(fastmath=FAST, nogil=True, error_model="numpy")
+def block(lanes, q, k, v, index, first, limit, cap, logits, wide, top, total, acc):  # type: ignore[no-untyped-def]
+    """Online softmax of queries q [M, D] over one block of rows; query j sees the rows before limit[j]."""
+    queries, head_dim, n = q.shape[0], LANE * len(lanes), index.shape[0]
+    for r in range(n):
+        row = k[index[r]]
+        for d in range(head_dim):
+            wide[0, d] = widen(row[d])
         for j in range(queries):
-            seen = min(n, limit[j] - first)
-            if cap > np.float32(0.0):
-                for r in range(seen):
-                    logits[j, r] = cap_logit(logits[j, r], cap)
-            highest = top[j]
+            dot = np.float32(0.0)
+            for d in range(head_dim):
+                dot += q[j, d] * wide[0, d]
+            logits[j, r] = dot
+    for j in range(queries):
+        seen = min(n, limit[j] - first)
+        if cap > np.float32(0.0):
             for r in range(seen):
-                highest = logits[j, r] if logits[j, r] > highest else highest
-            added = np.float32(0.0)
-            for r in range(seen):
-                p = exp_negative(logits[j, r] - highest)
-                logits[j, r] = p
-                added += p
-            for r in range(max(seen, 0), n):
-                logits[j, r] = np.float32(0.0)
-            if seen > 0:
-                shrink = exp_negative(top[j] - highest)
-                total[j] = total[j] * shrink + added
-                top[j] = highest
-                for d in range(head_dim):
-                    acc[j, d] *= shrink
-        whole = n // 4 * 4
-        for r in range(0, whole, 4):
-            for i in range(4):
-                row = v[index[r + i]]
-                for d in range(head_dim):
-                    wide[i, d] = widen(row[d])
-            for j in range(queries):
-                p0, p1, p2, p3 = logits[j, r], logits[j, r + 1], logits[j, r + 2], logits[j, r + 3]
-                for d in range(head_dim):
-                    acc[j, d] += p0 * wide[0, d] + p1 * wide[1, d] + p2 * wide[2, d] + p3 * wide[3, d]
-        for r in range(whole, n):
-            row = v[index[r]]
-            for j in range(queries):
-                for d in range(head_dim):
-                    acc[j, d] += logits[j, r] * widen(row[d])
+                logits[j, r] = cap_logit(logits[j, r], cap)
+        highest = top[j]
+        for r in range(seen):
+            highest = logits[j, r] if logits[j, r] > highest else highest
+        added = np.float32(0.0)
+        for r in range(seen):
+            p = exp_negative(logits[j, r] - highest)
+            logits[j, r] = p
+            added += p
+        for r in range(max(seen, 0), n):
+            logits[j, r] = np.float32(0.0)
+        if seen > 0:
+            shrink = exp_negative(top[j] - highest)
+            total[j] = total[j] * shrink + added
+            top[j] = highest
+            for d in range(head_dim):
+                acc[j, d] *= shrink
+    whole = n // 4 * 4
+    for r in range(0, whole, 4):
+        for i in range(4):
+            row = v[index[r + i]]
+            for d in range(head_dim):
+                wide[i, d] = widen(row[d])
+        for j in range(queries):
+            p0, p1, p2, p3 = logits[j, r], logits[j, r + 1], logits[j, r + 2], logits[j, r + 3]
+            for d in range(head_dim):
+                acc[j, d] += p0 * wide[0, d] + p1 * wide[1, d] + p2 * wide[2, d] + p3 * wide[3, d]
+    for r in range(whole, n):
+        row = v[index[r]]
+        for j in range(queries):
+            for d in range(head_dim):
+                acc[j, d] += logits[j, r] * widen(row[d])
 
-    @cached_jit(nogil=True, error_model="numpy")
-    def run_piece(
-        b, h, low, high, q, k, v, layer, heads, rows, indptr, slots, pool_index, tail_start, seq_len, q_start,
-        scale, cap, top, total, acc,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
-        """Rows [low, high) of the list (b, h) for all its queries: fills top, total [M] and acc [M, D]."""
-        group = q.shape[1] // heads
-        stride = k.shape[0] // (indptr.shape[1] - 1)
-        new = q_start[b + 1] - q_start[b]
-        list_start = indptr[b, layer * heads + h]
-        listed = indptr[b, layer * heads + h + 1] - list_start
-        seen_by_first = listed + seq_len[b] - tail_start[b] - new + 1
-        scaled = np.empty((new * group, head_dim), np.float32)
-        limit = np.empty(new * group, np.int64)
-        for t in range(new):
-            for g in range(group):
-                limit[t * group + g] = seen_by_first + t
-                for d in range(head_dim):
-                    scaled[t * group + g, d] = widen(q[q_start[b] + t, h * group + g, d]) * scale
-        logits = np.empty((new * group, BLOCK), np.float32)
-        wide = np.empty((4, head_dim), np.float32)
-        index = np.empty(BLOCK, np.int64)
-        top[:] = -np.inf
-        total[:] = 0.0
-        acc[:] = 0.0
-        for first in range(low, high, BLOCK):
-            n = min(BLOCK, high - first)
-            inside = min(max(listed - first, 0), n)
-            for i in range(inside):
-                index[i] = rows[list_start + first + i]
-            for i in range(inside, n):
-                slot = slots[pool_index[b], tail_start[b] + first + i - listed]
-                index[i] = (layer * stride + slot) * heads + h
-            block(scaled, k, v, index[:n], first, limit, cap, logits, wide, top, total, acc)
 
-    @cached_jit(nogil=True, error_model="numpy")
-    def run_share(
-        first, last, pieces, q, k, v, layer, heads, rows, indptr, slots, pool_index, tail_start, seq_len, q_start,
-        scale, cap, top, total, acc,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
-        for p in range(first, last):
-            b, h, low, high = pieces[p]
-            m = (q_start[b + 1] - q_start[b]) * (q.shape[1] // heads)
-            run_piece(
-                b, h, low, high, q, k, v, layer, heads, rows, indptr, slots, pool_index, tail_start, seq_len, q_start,
-                scale, cap, top[p, :m], total[p, :m], acc[p, :m],
-            )  # fmt: skip
+@cached_jit(nogil=True, error_model="numpy")
+def run_piece(piece, lanes, q, k, v, layer, heads, arrays, scale, cap, top, total, acc):  # type: ignore[no-untyped-def]
+    """One piece for all queries of its request: fills top, total [M] and acc [M, D]."""
+    b, h, low, high = piece
+    rows, indptr, slots, pool_index, tail_start, seq_len, q_start = arrays
+    group, head_dim = q.shape[1] // heads, LANE * len(lanes)
+    stride = k.shape[0] // (indptr.shape[1] - 1)
+    new = q_start[b + 1] - q_start[b]
+    list_start = indptr[b, layer * heads + h]
+    listed = indptr[b, layer * heads + h + 1] - list_start
+    seen_by_first = listed + seq_len[b] - tail_start[b] - new + 1
+    scaled = np.empty((new * group, head_dim), np.float32)
+    limit = np.empty(new * group, np.int64)
+    for t in range(new):
+        for g in range(group):
+            limit[t * group + g] = seen_by_first + t
+            for d in range(head_dim):
+                scaled[t * group + g, d] = widen(q[q_start[b] + t, h * group + g, d]) * scale
+    logits = np.empty((new * group, BLOCK), np.float32)
+    wide = np.empty((4, head_dim), np.float32)
+    index = np.empty(BLOCK, np.int64)
+    top[:] = -np.inf
+    total[:] = 0.0
+    acc[:] = 0.0
+    for first in range(low, high, BLOCK):
+        n = min(BLOCK, high - first)
+        inside = min(max(listed - first, 0), n)
+        for i in range(inside):
+            index[i] = rows[list_start + first + i]
+        for i in range(inside, n):
+            slot = slots[pool_index[b], tail_start[b] + first + i - listed]
+            index[i] = (layer * stride + slot) * heads + h
+        block(lanes, scaled, k, v, index[:n], first, limit, cap, logits, wide, top, total, acc)
 
-    # Two functions, not one compiled twice: numba's cache does not tell a parallel version from a serial one.
-    @cached_jit(nogil=True, error_model="numpy")
-    def attend(
-        threads, longest, q, k, v, layer, heads, rows, indptr, slots, pool_index, tail_start, seq_len, q_start,
-        scale, cap, out,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
-        """out [T, Hq, D] float32; the other arrays as in RaggedAttention.forward, 16-bit floats as integers."""
-        pieces, share, most = plan(threads, longest, layer, heads, indptr, tail_start, seq_len, q_start)
-        top, total, acc = parts(len(pieces), most * (q.shape[1] // heads), head_dim)
-        for thread in range(threads):
-            run_share(
-                share[thread], share[thread + 1], pieces, q, k, v, layer, heads, rows, indptr, slots, pool_index,
-                tail_start, seq_len, q_start, scale, cap, top, total, acc,
-            )  # fmt: skip
-        merge(pieces, q.shape[1] // heads, q_start, top, total, acc, out)
 
-    @cached_jit(nogil=True, parallel=True, error_model="numpy")
-    def attend_parallel(
-        threads, longest, q, k, v, layer, heads, rows, indptr, slots, pool_index, tail_start, seq_len, q_start,
-        scale, cap, out,
-    ):  # type: ignore[no-untyped-def]  # fmt: skip
-        pieces, share, most = plan(threads, longest, layer, heads, indptr, tail_start, seq_len, q_start)
-        top, total, acc = parts(len(pieces), most * (q.shape[1] // heads), head_dim)
-        for thread in numba.prange(threads):
-            run_share(
-                share[thread], share[thread + 1], pieces, q, k, v, layer, heads, rows, indptr, slots, pool_index,
-                tail_start, seq_len, q_start, scale, cap, top, total, acc,
-            )  # fmt: skip
-        merge(pieces, q.shape[1] // heads, q_start, top, total, acc, out)
+@cached_jit(nogil=True, error_model="numpy")
+def run_share(pieces, lanes, q, k, v, layer, heads, arrays, scale, cap, top, total, acc):  # type: ignore[no-untyped-def]
+    q_start, group = arrays[6], q.shape[1] // heads
+    for p in range(len(pieces)):
+        b, h, low, high = pieces[p]
+        m = (q_start[b + 1] - q_start[b]) * group
+        piece = (b, h, low, high)
+        run_piece(piece, lanes, q, k, v, layer, heads, arrays, scale, cap, top[p, :m], total[p, :m], acc[p, :m])
 
-    return attend, attend_parallel
+
+# Two functions, not one compiled twice: numba's cache does not tell a parallel version from a serial one.
+@cached_jit(nogil=True, error_model="numpy")
+def attend(threads, longest, lanes, q, k, v, layer, heads, arrays, scale, cap, out):  # type: ignore[no-untyped-def]
+    """Fill out [T, Hq, D] float32. ``lanes`` is a tuple of D / LANE numbers: its length is part of its type, so D is
+    a constant to the compiler. ``arrays``: rows, indptr, slots, pool_index, tail_start, seq_len, q_start."""
+    group = q.shape[1] // heads
+    pieces, share, most = plan(threads, longest, layer, heads, arrays)
+    top, total, acc = parts(len(pieces), most * group, q.shape[2])
+    for thread in range(threads):
+        mine = slice(share[thread], share[thread + 1])
+        run_share(pieces[mine], lanes, q, k, v, layer, heads, arrays, scale, cap, top[mine], total[mine], acc[mine])
+    merge(pieces, group, arrays[6], top, total, acc, out)
+
+
+@cached_jit(nogil=True, parallel=True, error_model="numpy")
+def attend_parallel(threads, longest, lanes, q, k, v, layer, heads, arrays, scale, cap, out):  # type: ignore[no-untyped-def]
+    group = q.shape[1] // heads
+    pieces, share, most = plan(threads, longest, layer, heads, arrays)
+    top, total, acc = parts(len(pieces), most * group, q.shape[2])
+    for thread in numba.prange(threads):
+        mine = slice(share[thread], share[thread + 1])
+        run_share(pieces[mine], lanes, q, k, v, layer, heads, arrays, scale, cap, top[mine], total[mine], acc[mine])
+    merge(pieces, group, arrays[6], top, total, acc, out)
 
 
 class NumbaRaggedAttention(RaggedAttention):
-    """For contiguous CPU tensors in float32, bfloat16 or float16. Leaves alone the output of requests with more than
-    ``longest`` new tokens."""
+    """For CPU tensors in float32, bfloat16 or float16, head_dim a multiple of 8. Requests with more than ``longest``
+    new tokens are passed over; their part of the output is undefined."""
 
     name = "numba"
 
@@ -335,6 +323,11 @@ class NumbaRaggedAttention(RaggedAttention):
         logit_cap: float = 0.0,
         out: Tensor | None = None,
     ) -> Tensor:
+        if q.shape[2] % LANE or not (k_rows.is_contiguous() and v_rows.is_contiguous()):
+            raise ValueError(
+                f"the numba CPU attention needs a contiguous pool and a head_dim that is a multiple of {LANE}, not "
+                f"{q.shape[2]}; use the 'torch' ragged attention for this model"
+            )
         out = torch.empty_like(q) if out is None else out
         if batch is not self._batch:  # all layers of a step come with the same one
             host = (batch.tail_start_host, batch.seq_len_host, batch.q_start_host)
@@ -348,17 +341,17 @@ class NumbaRaggedAttention(RaggedAttention):
         work = int(lengths @ np.where(q_len > self.longest, 0, q_len)) * (q.shape[1] // heads) * q.shape[2]
         threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) if work >= PARALLEL_FROM else 1
         result = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty(q.shape)
-        arguments = (
-            threads, self.longest, numpy_view(q), numpy_view(k_rows), numpy_view(v_rows), layer, heads, *self._arrays,
-            np.float32(scale), np.float32(logit_cap), result.numpy(),
-        )  # fmt: skip
-        serial, parallel = kernels(q.shape[2])
+        pools = numpy_view(k_rows), numpy_view(v_rows)
+        lanes = (0,) * (q.shape[2] // LANE)
+        cap = np.float32(logit_cap)
+        inputs = (self.longest, lanes, numpy_view(q.contiguous()), *pools, layer, heads, self._arrays)
+        arguments = (threads, *inputs, np.float32(scale), cap, result.numpy())
         if threads == 1:
-            serial(*arguments)
+            attend(*arguments)
         else:
             with LAUNCH:
                 numba.set_num_threads(threads)
-                parallel(*arguments)
+                attend_parallel(*arguments)
         if result is not out:
             out.copy_(result)
         return out

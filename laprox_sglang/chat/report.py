@@ -76,7 +76,7 @@ def picture(rows: Sequence[Row], title: str) -> str:
     )
     group = BAR * len(series) + GAP
     width, height = max(LEFT + group * len(rows) + 20, 560), TOP + PLOT + 50
-    highest = max((value for each in series for value in each.values if value is not None), default=0) or 1
+    highest = _axis_end(max((value for each in series for value in each.values if value is not None), default=0))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         'font-family="system-ui, sans-serif" font-size="12" role="img">',
@@ -107,6 +107,16 @@ def picture(rows: Sequence[Row], title: str) -> str:
         middle, below = left + BAR * len(series) / 2, TOP + PLOT + 20
         parts.append(f'<text x="{middle:.1f}" y="{below}" text-anchor="middle" fill="#1f2933">{escape(name)}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _axis_end(value: int) -> int:
+    """The least round number of at least ``value`` whose quarters are round too."""
+    unit = 4
+    while True:
+        for factor in (1, 2, 5):
+            if unit * factor >= value:
+                return unit * factor
+        unit *= 10
 
 
 def _number(value: float | int | None, digits: int = 0) -> str:

@@ -18,6 +18,7 @@ prompts = st.builds(
 )
 operations = st.one_of(
     st.tuples(st.just("start"), prompts, st.sampled_from([None, None, None, "tenant"])),
+    st.tuples(st.just("start"), prompts, st.none()),
     st.tuples(st.just("prefilled"), st.integers(0, 7)),
     st.tuples(st.just("decode"), st.integers(0, 7), st.integers(0, 2)),
     st.tuples(st.just("finish"), st.integers(0, 7)),
@@ -39,7 +40,7 @@ configs = st.builds(
     config=configs,
     policy=st.sampled_from(["lru", "lfu", "fifo", "mru", "filo", "priority"]),
     seed=st.integers(0, 1000),
-    steps=st.lists(operations, min_size=4, max_size=24),
+    steps=st.lists(operations, min_size=6, max_size=40),
 )
 def test_every_slot_has_one_owner_and_every_entry_its_place(slots, config, policy, seed, steps):
     torch.set_num_threads(1)

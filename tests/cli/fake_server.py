@@ -11,7 +11,7 @@ LAPROX_STATE = {"slots_held": 120, "slots_saved": 30}
 
 
 class FakeServer:
-    """``requests`` are the bodies received; ``laprox`` is the state shown; ``refusal`` answers every chat with an error."""
+    """``requests`` are the bodies received, ``laprox`` the state shown; ``refusal`` answers every chat."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from laprox_sglang import cli
 from laprox_sglang.chat import interactive, scripted
 from laprox_sglang.chat.client import CacheState, ChatError, Conversation, Server
-
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_server import FakeServer
+from tests.cli.fake_server import FakeServer
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ def test_wrong_usage_exits_with_2(arguments):
 
 
 def test_every_package_is_named_in_pyproject():
-    """The package list is written out because of kernels/ and patches/: a forgotten one would be missing from a wheel."""
+    """The list is written out because of kernels/ and patches/: a forgotten package would be missing from a wheel."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     found = set()
     for file in (

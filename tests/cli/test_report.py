@@ -29,8 +29,8 @@ def test_table_is_aligned_and_complete():
     lines = report.table([("chat 1, turn 1", turn()), ("chat 1, turn 2", PLAIN)]).split("\n")
     assert lines[0].split() == ["turn", "prompt", "cached", "first", "answer", "slots", "slots"]
     assert lines[1].split() == ["tokens", "tokens", "token,", "s", "tokens/s", "held", "saved"]
-    assert lines[3].split()[3:] == ["1,500", "1,480", "0.50", "10.0", "400", "1,100"]
-    assert lines[4].split()[3:] == ["1,500", "-", "-", "-", "-", "-"]
+    assert lines[3].split()[4:] == ["1,500", "1,480", "0.50", "10.0", "400", "1,100"]
+    assert lines[4].split()[4:] == ["1,500", "-", "-", "-", "-", "-"]
     assert len({len(line) for line in lines[2:]}) == 1
 
 

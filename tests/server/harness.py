@@ -37,12 +37,20 @@ class Server:
     """``with Server(model, *flags) as server``: a server on a free port, killed at the end, its log checked."""
 
     def __init__(
-        self, model: str | Path, *flags: str, tokens: int = 32768, requests: int = 16, env: dict | None = None
+        self,
+        model: str | Path,
+        *flags: str,
+        tokens: int = 32768,
+        requests: int = 16,
+        threads: int = 1,
+        env: dict | None = None,
     ):
         self.port = free_port()
         self.arguments = ["--model-path", str(model), "--port", str(self.port), *COMMON, *flags]
         self.arguments += ["--max-total-tokens", str(tokens), "--max-running-requests", str(requests)]
-        self.env = {**os.environ, **STRICT, "OMP_NUM_THREADS": "2", **(env or {})}
+        # Threads that wait must not spin: the server's other processes share the cores.
+        bound = {"OMP_NUM_THREADS": str(threads), "NUMBA_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        self.env = {**os.environ, **STRICT, **bound, **(env or {})}
         self.log_file = Path(tempfile.mkdtemp(prefix="laprox-test-")) / "server.log"
         self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=600, trust_env=False)
 

@@ -1,0 +1,130 @@
+"""What only the CPU implementations have: cut lists, threads, the compile cache, the choice by length."""
+
+import logging
+
+import numba
+import numpy as np
+import pytest
+import torch
+from ragged_cases import SHAPES, make_case, tolerance
+
+from laprox_sglang.attention import base, cpu_numba, cpu_sdpa
+from laprox_sglang.attention.cpu_numba import NumbaRaggedAttention
+from laprox_sglang.attention.torch_reference import TorchRaggedAttention
+
+
+def agrees(attention, case):
+    out = attention.forward(*case.arguments(), out=case.poisoned_out())
+    torch.testing.assert_close(out, TorchRaggedAttention().forward(*case.arguments()), **tolerance(case.q.dtype))
+
+
+@pytest.mark.parametrize("threads", [2, 3, 7, 50])
+@pytest.mark.parametrize("shape", ["decode_one", "decode_long", "extend_short", "mixed"])
+def test_cut_lists_are_merged(monkeypatch, threads, shape):
+    """The serial kernel, made to cut its work for that many threads."""
+    serial = cpu_numba.attend
+    monkeypatch.setattr(cpu_numba, "attend", lambda _, *arguments: serial(threads, *arguments))
+    agrees(NumbaRaggedAttention(), make_case(**SHAPES[shape]))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5, 64])
+def test_plan_covers_every_list_once_and_evenly(threads):
+    case = make_case(**SHAPES["mixed"])
+    batch, heads = case.batch, case.batch.num_kv_heads
+    host = (batch.tail_start_host, batch.seq_len_host, batch.q_start_host)
+    arrays = (batch.rows.numpy(), batch.indptr_host, batch.slots.numpy(), batch.pool_index.numpy(), *host)
+    pieces, share, most = cpu_numba.plan(threads, 20, case.layer, heads, arrays)
+    q_len = batch.q_len_host
+    assert most == 20 and share[0] == 0 and share[-1] == len(pieces)
+    covered = {}
+    for b, h, low, high in pieces.tolist():
+        assert low == covered.get((b, h), 0) and low < high
+        covered[b, h] = high
+    lengths = np.diff(batch.indptr_host[:, case.layer * heads : (case.layer + 1) * heads + 1])
+    lengths = lengths + (batch.seq_len_host - batch.tail_start_host)[:, None]
+    assert covered == {(b, h): n for (b, h), n in np.ndenumerate(lengths) if q_len[b] <= 20}
+    cost = [sum(q_len[b] * (high - low) for b, _, low, high in pieces[share[t] : share[t + 1]]) for t in range(threads)]
+    assert max(cost) <= sum(cost) / threads + 2 * 20
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two numba threads")
+def test_threads(monkeypatch):
+    monkeypatch.setattr(cpu_numba, "PARALLEL_FROM", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(cpu_numba, "attend", None)  # the parallel kernel must be the one that runs
+    for shape in SHAPES.values():
+        agrees(NumbaRaggedAttention(), make_case(**shape))
+    assert numba.threading_layer() == "workqueue"
+
+
+def test_queries_that_are_a_view():
+    """SGLang's q is a slice of the fused qkv output."""
+    case = make_case(**SHAPES["decode_five"])
+    case.q = torch.cat([case.q, case.q], dim=1)[:, : case.q.shape[1]]
+    assert not case.q.is_contiguous()
+    agrees(base.create("cpu"), case)
+
+
+def test_a_new_batch_replaces_the_remembered_one():
+    attention = NumbaRaggedAttention()
+    for shape in ("decode_five", "decode_lists", "decode_five"):
+        agrees(attention, make_case(**SHAPES[shape]))
+
+
+def test_odd_head_dim_is_refused_with_the_remedy():
+    case = make_case(**SHAPES["decode_one"], head_dim=20)
+    with pytest.raises(ValueError, match="'torch' ragged attention"):
+        base.create("numba").forward(*case.arguments())
+
+
+def test_cpu_default_sends_each_request_where_its_length_says(monkeypatch):
+    case = make_case(q_len=[1, cpu_sdpa.SHORT, cpu_sdpa.SHORT + 1], tail=[1, 20, 20], lists=[9, 9, 9])
+    attention = base.choose("cpu")
+    assert attention.name == "cpu"
+    short = attention.short.forward(*case.arguments(), out=case.poisoned_out())
+    long = attention.long.forward(*case.arguments(), out=case.poisoned_out())
+    cut = 1 + cpu_sdpa.SHORT
+    assert short[:cut].isfinite().all() and short[cut:].isnan().all()
+    assert long[:cut].isnan().all() and long[cut:].isfinite().all()
+    agrees(attention, case)
+
+
+def test_extend_never_forms_the_square(monkeypatch):
+    """Cost: 40 new tokens after 2,000 are 40 x 2,000 and a causal 40 x 40, not 2,040 x 2,040."""
+    products = []
+    flash = cpu_sdpa.flash
+
+    def counted(q, k, v, scale, causal):
+        products.append(q.shape[:-1].numel() * k.shape[-2])
+        return flash(q, k, v, scale, causal)
+
+    monkeypatch.setattr(cpu_sdpa, "flash", counted)
+    case = make_case(q_len=[40], tail=[1040], lists=[1000], kv_heads=2, group=2)
+    agrees(cpu_sdpa.SdpaRaggedAttention(), case)
+    assert sum(products) <= 2 * 2 * 40 * (2000 + 40)
+
+
+def test_no_cache_folder_is_no_failure(monkeypatch, caplog):
+    real = numba.njit
+
+    def refuse(cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(**options)
+
+    monkeypatch.setattr(numba, "njit", refuse)
+    with caplog.at_level(logging.WARNING):
+        doubled = cpu_numba.cached_jit(nogil=True)(lambda x: 2 * x)
+    assert doubled(21) == 42 and "compiled again" in caplog.text
+
+
+def test_warm_up_compiles_what_a_decode_step_runs(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    attention = base.create("cpu")
+    attention.warm_up(torch.float32, 72, 2)
+    kernels = [cpu_numba.attend] + ([cpu_numba.attend_parallel] if numba.config.NUMBA_NUM_THREADS > 1 else [])
+    before = [len(kernel.signatures) for kernel in kernels]
+    monkeypatch.setattr(cpu_numba, "PARALLEL_FROM", 10_000)
+    for shape in ("decode_five", "decode_one"):
+        agrees(attention, make_case(**SHAPES[shape], group=2, head_dim=72))
+    assert [len(kernel.signatures) for kernel in kernels] == before

@@ -1,0 +1,168 @@
+"""What a running server does: frees memory, shares prefixes, keeps turns, leaves short prompts alone.
+
+All of it under SGLang's own strict leak check, after every step (see ``harness.STRICT``).
+"""
+
+import math
+
+import pytest
+
+from tests.server.harness import LAPROX, STOCK, Server, cached
+from tests.server.tiny_models import tiny_model, tokens
+
+FLAGS = ("--dtype", "float32", "--skip-tokenizer-init")
+WINDOW, MIN_TOKENS, RATIO = 32, 128, 0.25
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server(tiny_model(), *LAPROX, *FLAGS, "--laprox-ratio", str(RATIO)) as running:
+        yield running
+
+
+@pytest.fixture
+def empty(server):
+    """The server with an empty cache, whose pool must be whole; and again afterwards."""
+    server.flush()
+    before = server.idle_slots()
+    assert before["slots_free"] == before["slots_total"] and before["segments"] == 0
+    yield server
+    server.flush()
+    after = server.idle_slots()
+    assert after["slots_free"] == after["slots_total"] and after["segments"] == 0
+
+
+def test_prompt_is_compressed_once_and_shared(empty):
+    document = tokens(4000, 1)
+    first = empty.generate(document + tokens(40, 2), 8)
+    assert cached(first) == 0
+    compressed = empty.idle_slots()
+    second = empty.generate(document + tokens(40, 3), 8)
+    assert cached(second) >= 3990
+    after = empty.idle_slots()
+    # Only the second question and its answer are new, and they are too short to be compressed.
+    assert after["tokens_compressed"] == compressed["tokens_compressed"]
+    assert after["compressions"] == compressed["compressions"]
+
+
+def test_copies_of_one_prompt_share_it(empty):
+    prompt = tokens(1000, 4)
+    replies = empty.generate(prompt, 8, sampling={"n": 4})
+    assert len({tuple(reply["output_ids"]) for reply in replies}) == 1
+    held = empty.idle_slots()["slots_held"]
+    # One prompt, of it the window dense, and four equal answers that share one copy.
+    assert held <= math.ceil(RATIO * (1000 - WINDOW)) + WINDOW + 8 + 4
+
+
+def test_identical_prompts_in_one_batch_end_on_one_copy(empty):
+    prompt = tokens(900, 5)
+    replies = empty.together([prompt] * 4, 8)
+    assert len({tuple(reply["output_ids"]) for reply in replies}) == 1
+    state = empty.idle_slots()
+    assert state["tokens_cached"] <= 900 + 8
+    assert state["slots_held"] <= math.ceil(RATIO * (900 - WINDOW)) + WINDOW + 8 + 4
+
+
+def test_ten_turns_keep_every_token(empty):
+    history: list[int] = []
+    previous = 0
+    for turn in range(10):
+        history += tokens(150 + 10 * turn, 20 + turn)
+        reply = empty.generate(history, 30)
+        # The last token of an answer has no KV yet: it is computed with the next turn.
+        assert cached(reply) == max(0, previous - 1)
+        history += reply["output_ids"]
+        previous = len(history)
+        state = empty.idle_slots()
+        assert state["tokens_cached"] == previous - 1
+    assert state["slots_saved"] > 0.4 * previous
+    assert state["slots_held"] + state["slots_saved"] == state["tokens_cached"]
+
+
+def test_a_long_answer_is_compressed_when_it_ends(empty):
+    reply = empty.generate(tokens(200, 40), 300)
+    state = empty.idle_slots()
+    total = 200 + 300 - 1
+    assert state["tokens_cached"] == total
+    assert state["slots_held"] <= math.ceil(RATIO * total) + 3
+    again = empty.generate(tokens(200, 40) + reply["output_ids"] + tokens(20, 41), 4)
+    assert cached(again) == total
+
+
+def test_chunked_prefill_is_compressed_as_one_stretch(server):
+    prompt = tokens(3000, 50)
+    server.flush()
+    whole = server.generate(prompt, 24)
+    held = server.idle_slots()
+    with Server(tiny_model(), *LAPROX, *FLAGS, "--laprox-ratio", str(RATIO), "--chunked-prefill-size", "512") as small:
+        chunked = small.generate(prompt, 24)
+        state = small.idle_slots()
+    assert chunked["output_ids"] == whole["output_ids"]
+    assert (state["slots_held"], state["segments"]) == (held["slots_held"], held["segments"])
+
+
+def test_budget_bounds_what_a_long_prompt_holds():
+    with Server(tiny_model(), *LAPROX, *FLAGS, "--laprox-budget-tokens", "256", tokens=8192) as server:
+        reply = server.client.post(
+            "/generate",
+            json={
+                "input_ids": tokens(6000, 60),
+                "sampling_params": {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True},
+                "stream": True,
+                "rid": "held",
+            },
+        )
+        # While the answer was being written the prompt held its budget; the pool never held it twice.
+        assert reply.status_code == 200
+        state = server.idle_slots()
+        assert state["entries_kept"] == 256 * 2 * 2 * state["compressions"]
+        server.flush()
+        server.generate(tokens(6000, 61), 1)
+        state = server.idle_slots()
+        assert state["slots_held"] <= 256 + WINDOW + 4
+        server.flush()
+        whole = server.idle_slots()
+        assert whole["slots_free"] == whole["slots_total"] == 8192
+
+
+def test_short_prompts_are_left_whole_and_equal_stock():
+    lengths = range(1, WINDOW + 3)
+    prompts = [tokens(length, 200 + length) for length in lengths]
+    with Server(tiny_model(), *STOCK, *FLAGS) as stock:
+        expected = [stock.generate(prompt, 12)["output_ids"] for prompt in prompts]
+    with Server(tiny_model(), *LAPROX, *FLAGS, "--laprox-ratio", "0.1") as ours:
+        found = [ours.generate(prompt, 12)["output_ids"] for prompt in prompts]
+        state = ours.idle_slots()
+    assert found == expected
+    assert state["compressions"] == 0 and state["entries_dropped"] == 0
+
+
+def documents_and_chats() -> tuple[list, list]:
+    documents = [tokens(700 + 150 * index, 300 + index) for index in range(4)]
+    chats = [documents[index % 4] + tokens(10 + 17 * index, 400 + index) for index in range(16)]
+    return documents, chats
+
+
+@pytest.mark.parametrize("flags", [(), ("--disable-overlap-schedule",), ("--enable-mixed-chunk",)])
+def test_concurrent_chats_equal_their_solo_runs(flags):
+    """No cross-talk, no dependence on timing: the documents are sent first, so that a solo run is well defined."""
+    documents, chats = documents_and_chats()
+    with Server(
+        tiny_model(), *LAPROX, *FLAGS, "--laprox-ratio", "0.2", "--chunked-prefill-size", "512", *flags
+    ) as server:
+        solo = []
+        for index, chat in enumerate(chats):
+            if index % 4 == 0:
+                server.flush()
+                for document in documents:
+                    server.generate(document, 4)
+            solo.append(server.generate(chat, 40)["output_ids"])
+        for _ in range(2):
+            server.flush()
+            for document in documents:
+                server.generate(document, 4)
+            prepared = server.idle_slots()
+            replies = server.together(chats, 40)
+            assert [reply["output_ids"] for reply in replies] == solo
+            assert all(cached(reply) >= 700 for reply in replies)
+            assert server.idle_slots()["tokens_compressed"] > prepared["tokens_compressed"]
