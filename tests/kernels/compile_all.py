@@ -6,15 +6,14 @@
 import json
 import re
 import subprocess
-import sys
 import tempfile
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from laprox_sglang.kernels.ragged_decode import BLOCK_N, LEAST_SPLIT, decode_kernel, merge_kernel
-from laprox_sglang.kernels.ragged_extend import BLOCK_M, extend_kernel
+from laprox_sglang.kernels.ragged_decode import BLOCK_N, LEAST_SPLIT, MOST_SPLITS, decode_kernel, merge_kernel
+from laprox_sglang.kernels.ragged_extend import BLOCK_M, WARPS, extend_kernel
 
 POINTERS = {
     "rows_ptr": "*i32",
@@ -56,27 +55,30 @@ def compile_kernel(kernel, capability, dtype, warps, **constants):
     return registers, spilled
 
 
-def main(capabilities):
-    for capability in capabilities:
-        for group, head_dim, dtype, has_cap in [(4, 128, "bf16", False), (8, 128, "bf16", False), (3, 80, "fp16", True)]:
-            block_d = triton.next_power_of_2(head_dim)
-            shape = dict(D=head_dim, BLOCK_D=block_d)
-            common = dict(
-                shape, G=group, BLOCK_N=BLOCK_N, LEAST=LEAST_SPLIT, HAS_CAP=has_cap, PRECISION="tf32", WIDEN=False
-            )
-            extend = dict(common, BLOCK_M=BLOCK_M, TAIL=True, WITH_V=True)
-            jobs = {
-                "decode": (decode_kernel, dict(common, BLOCK_M=16, SPLITS=16)),
-                "merge": (merge_kernel, dict(shape, SPLITS=64)),
-                "extend": (extend_kernel, dict(extend, SPLITS=1)),
-                "extend_split": (extend_kernel, dict(extend, SPLITS=16)),
-                "lse": (extend_kernel, dict(extend, SPLITS=1, TAIL=False, WITH_V=False)),
-            }
-            for name, (kernel, constants) in jobs.items():
-                registers, spilled = compile_kernel(kernel, capability, dtype, 4, **constants)
-                record = dict(name=name, capability=capability, group=group, head_dim=head_dim, dtype=dtype)
-                print(json.dumps(dict(record, registers=registers, spilled=spilled)), flush=True)
+def constants(group, head_dim, block_m, **more):
+    """Constants of a decode or extend kernel as its wrapper gives them."""
+    block_d = triton.next_power_of_2(head_dim)
+    shape = dict(G=group, D=head_dim, BLOCK_M=block_m, BLOCK_N=BLOCK_N, BLOCK_D=block_d, LEAST=LEAST_SPLIT)
+    return dict(shape, HAS_CAP=False, PRECISION="tf32", WIDEN=False) | more
+
+
+def jobs():
+    """(name, kernel, capability, dtype, warps, constants)"""
+    extend = dict(TAIL=True, WITH_V=True, SPLITS=1)
+    for capability in (80, 90, 100):
+        for group in (4, 8):
+            decode = constants(group, 128, 16, SPLITS=16)
+            yield f"decode G={group} D=128", decode_kernel, capability, "bf16", 4, decode
+        yield "extend G=4 D=128", extend_kernel, capability, "bf16", WARPS, constants(4, 128, BLOCK_M, **extend)
+    split = constants(7, 96, BLOCK_M, **(extend | dict(SPLITS=16)))
+    yield "extend in splits G=7 D=96", extend_kernel, 90, "bf16", WARPS, split
+    lse = constants(4, 128, BLOCK_M, TAIL=False, WITH_V=False, SPLITS=1)
+    yield "lse G=4 D=128", extend_kernel, 90, "bf16", WARPS, lse
+    yield "decode G=3 D=80, capped", decode_kernel, 90, "fp16", 4, constants(3, 80, 16, SPLITS=8, HAS_CAP=True)
+    yield "merge D=128", merge_kernel, 90, "bf16", 4, dict(D=128, BLOCK_D=128, SPLITS=MOST_SPLITS)
 
 
 if __name__ == "__main__":
-    main([int(argument) for argument in sys.argv[1:]] or [80, 90, 100])
+    for name, kernel, capability, dtype, warps, values in jobs():
+        registers, spilled = compile_kernel(kernel, capability, dtype, warps, **values)
+        print(json.dumps(dict(name=name, capability=capability, registers=registers, spilled=spilled)), flush=True)
