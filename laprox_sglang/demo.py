@@ -17,6 +17,7 @@ from laprox_sglang import demo_model, launcher
 from laprox_sglang.chat import scripted
 from laprox_sglang.chat.client import Server
 
+DEMO_RATIO = 0.5
 START_SECONDS = 600
 STOP_SECONDS = 20
 LOG_TAIL_LINES = 25
@@ -45,6 +46,8 @@ def check_port(port: int) -> None:
 
 def run(flags: Sequence[str], *, port: int, output: Path, once: bool) -> int:
     """Returns the exit code. ``flags`` go to ``laprox-sglang serve``."""
+    check_flags(flags)
+    flags = with_demo_ratio(flags)
     port = port or free_port()
     check_port(port)
     if not launcher.any_given(flags, launcher.MODEL_FLAGS):
@@ -52,11 +55,12 @@ def run(flags: Sequence[str], *, port: int, output: Path, once: bool) -> int:
     output.mkdir(parents=True, exist_ok=True)
     log = output / "server.log"
     url = f"http://127.0.0.1:{port}"
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started this in the background
+        signal.signal(number, _interrupt)
     with log.open("wb") as log_file:
         # Its own session: Ctrl-C reaches this process only, which then stops the server in order.
         server = subprocess.Popen(
-            [sys.executable, "-m", "laprox_sglang.cli", "serve", *flags, "--port", str(port)],
+            server_command(flags, port),
             stdin=subprocess.DEVNULL,
             stdout=log_file,
             stderr=subprocess.STDOUT,
@@ -79,6 +83,31 @@ def run(flags: Sequence[str], *, port: int, output: Path, once: bool) -> int:
         return 0
     finally:
         stop(server)
+
+
+def server_command(flags: Sequence[str], port: int) -> list[str]:
+    return [sys.executable, "-m", "laprox_sglang.cli", "serve", *flags, "--port", str(port)]
+
+
+def with_demo_ratio(flags: Sequence[str]) -> Sequence[str]:
+    """The demo model has few heads and little to spare: keep more of it than of a large model, unless told otherwise.
+
+    Only for the demo model, and not where the flags name a size.
+    """
+    if any_size_given(flags) or launcher.PLAIN_FLAG in flags or launcher.any_given(flags, launcher.MODEL_FLAGS):
+        return flags
+    print(f"Keeping {DEMO_RATIO:.0%} of each prompt's KV entries (--laprox-ratio {DEMO_RATIO}).")
+    return [*flags, "--laprox-ratio", str(DEMO_RATIO)]
+
+
+def any_size_given(flags: Sequence[str]) -> bool:
+    return launcher.any_given(flags, ("--laprox-ratio", "--laprox-budget-tokens", "--laprox-config"))
+
+
+def check_flags(flags: Sequence[str]) -> None:
+    """What the server would refuse at once is refused here, where it is read. Raises LaunchError or ConfigError."""
+    plain = launcher.PLAIN_FLAG in flags
+    launcher.build_arguments([flag for flag in flags if flag != launcher.PLAIN_FLAG], plain=plain, cpu=False)
 
 
 def wait_until_healthy(client: Server, server: subprocess.Popen[bytes], log: Path) -> None:

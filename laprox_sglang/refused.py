@@ -27,6 +27,13 @@ def _set(*names: str) -> Callable[[Any], bool]:
     return lambda cfg: any(bool(getattr(cfg, name, None)) for name in names)
 
 
+def _captures_on_cuda(cfg: Any) -> bool:
+    if not str(getattr(cfg, "device", "") or "").startswith("cuda"):
+        return False
+    graphs = getattr(cfg, "cuda_graph_config", None)
+    return graphs is not None and (graphs.decode.backend, graphs.prefill.backend) != ("disabled", "disabled")
+
+
 REFUSED_MODES = (
     RefusedMode(
         "pages of several tokens",
@@ -97,6 +104,13 @@ REFUSED_MODES = (
         "it moves slots behind the tree's back",
         "drop the flag",
         _set("enable_unified_memory"),
+    ),
+    RefusedMode(
+        "CUDA graphs",
+        "--cuda-graph-backend-decode, --cuda-graph-backend-prefill",
+        "a captured graph would not see compressed rows (not done yet; a server on the CPU has none)",
+        "use --disable-decode-cuda-graph --disable-prefill-cuda-graph",
+        _captures_on_cuda,
     ),
 )
 

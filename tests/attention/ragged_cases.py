@@ -114,7 +114,14 @@ SHAPES = {
     "mixed": dict(q_len=[1, 33, 4, 1, 20], tail=[9, 63, 4, 1, 21], lists=[300, 0, 17, 1, 65], kv_heads=3),
     "first_layer": dict(q_len=[3, 1], tail=[5, 1], lists=[40, 41], layer=0, layers=3),
 }
-HEADS = [(1, 64), (3, 80), (7, 128), (3, 64)]
+TYPES_AND_HEADS = [
+    (torch.bfloat16, 1, 64),
+    (torch.bfloat16, 3, 80),
+    (torch.bfloat16, 7, 128),
+    (torch.float16, 3, 64),
+    (torch.float32, 7, 64),
+    (torch.float32, 1, 128),
+]
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:

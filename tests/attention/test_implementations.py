@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from ragged_cases import HEADS, SHAPES, make_case, tolerance
+from ragged_cases import SHAPES, TYPES_AND_HEADS, make_case, tolerance
 
 from laprox_sglang.attention.base import create
 from laprox_sglang.attention.torch_reference import TorchRaggedAttention
@@ -29,8 +29,7 @@ def test_shapes(name, shape):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize(("group", "head_dim"), HEADS)
+@pytest.mark.parametrize(("dtype", "group", "head_dim"), TYPES_AND_HEADS)
 def test_types_and_heads(name, dtype, group, head_dim):
     for shape in ("decode_five", "extend_short", "mixed"):
         check(name, make_case(**SHAPES[shape], group=group, head_dim=head_dim, dtype=dtype))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
-from laprox_sglang import demo
+from laprox_sglang import cli, demo
 
 
 def start(code: str, log) -> subprocess.Popen[bytes]:
@@ -81,3 +83,38 @@ def test_last_line_of_a_progress_bar(tmp_path):
     assert demo.last_line(log) == "90%"
     log.write_text("")
     assert demo.last_line(log) == ""
+
+
+@pytest.mark.parametrize("flags", [["--laprox-ratio", "2"], ["--page-size", "16"], ["--plain", "--laprox-sink", "1"]])
+def test_bad_flags_are_refused_before_anything_starts(flags, tmp_path, capsys):
+    assert cli.main(["demo", "--port", "0", "--output", str(tmp_path / "out"), *flags]) == 2
+    assert flags[-2].partition("=")[0] in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_interrupt_stops_the_server_that_stays_up(tmp_path):
+    """The real sequence with small servers in place of SGLang's: start, chat, stay up, SIGINT, gone."""
+    program = Path(__file__).with_name("demo_with_fake_server.py")
+    root = program.parents[2]
+    printed = tmp_path / "printed"
+    with printed.open("wb") as file:
+        command = [sys.executable, "-u", str(program), str(tmp_path / "out")]
+        process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "PYTHONPATH": str(root)})
+    for _ in range(600):
+        if "Ctrl-C stops" in printed.read_text() or process.poll() is not None:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 0, printed.read_text()
+    text = printed.read_text()
+    assert "chat 2, turn 1" in text and "Ctrl-C stops the server." in text
+    server = int((tmp_path / "out" / "server.log").read_text())
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+
+
+def test_demo_ratio_gives_way(capsys):
+    assert demo.with_demo_ratio([]) == ["--laprox-ratio", "0.5"]
+    assert "--laprox-ratio 0.5" in capsys.readouterr().out
+    for flags in (["--laprox-budget-tokens=9"], ["--plain"], ["--model-path", "m"], ["--laprox-config", "{}"]):
+        assert demo.with_demo_ratio(flags) == flags

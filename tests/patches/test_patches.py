@@ -43,7 +43,7 @@ def test_a_missing_hook_stops_the_cache(module, monkeypatch):
     stock = inspect.unwrap(getattr(raw, "__func__", raw))
     monkeypatch.setattr(owner, name, type(raw)(stock) if isinstance(raw, classmethod | staticmethod) else stock)
     assert patches.missing() == [module.TARGET]
-    with pytest.raises(patches.HookMissingError, match="not hooked.*sglang==0.5.23"):
+    with pytest.raises(patches.HookMissingError, match=r"not hooked.*sglang==0\.5\.23"):
         patches.require_all()
 
 
@@ -121,6 +121,9 @@ def test_run_batch_and_server_info_do_nothing_without_a_runtime():
     assert scheduler_module.Scheduler.run_batch.__wrapped__
 
 
+GRAPHS = SimpleNamespace(decode=SimpleNamespace(backend="full"), prefill=SimpleNamespace(backend="disabled"))
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -137,6 +140,7 @@ def test_run_batch_and_server_info_do_nothing_without_a_runtime():
         ({"enable_streaming_session": True}, "streaming sessions"),
         ({"disable_radix_cache": True}, "disabled radix cache"),
         ({"enable_unified_memory": True}, "unified memory"),
+        ({"device": "cuda", "cuda_graph_config": GRAPHS}, "--disable-decode-cuda-graph"),
     ],
 )
 def test_refused_modes_name_reason_and_remedy(values, reason, monkeypatch):

@@ -69,6 +69,8 @@ class Server:
                 raise StartError(self.process.returncode, self.log)
             try:
                 if self.client.get("/health").status_code == 200:
+                    # The health check itself runs a request, which stays in the cache.
+                    self.flush()
                     return self
             except httpx.TransportError:
                 pass

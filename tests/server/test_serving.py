@@ -56,10 +56,14 @@ def test_copies_of_one_prompt_share_it(empty):
 
 def test_identical_prompts_in_one_batch_end_on_one_copy(empty):
     prompt = tokens(900, 5)
-    replies = empty.together([prompt] * 4, 8)
+    compressed = empty.idle_slots()["compressions"]
+    # One HTTP request, so that all four are there when the scheduler makes its batch.
+    replies = empty.generate([prompt] * 4, 8)
+    assert [cached(reply) for reply in replies] == [0] * 4
     assert len({tuple(reply["output_ids"]) for reply in replies}) == 1
     state = empty.idle_slots()
     assert state["tokens_cached"] <= 900 + 8
+    assert state["compressions"] - compressed == 1
     assert state["slots_held"] <= math.ceil(RATIO * (900 - WINDOW)) + WINDOW + 8 + 4
 
 

@@ -1,0 +1,97 @@
+"""What is measured on one server. Each workload yields samples: (figure, seconds or rate)."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from laprox_sglang.bench.servers import RunningServer
+
+Sample = tuple[str, float]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Lengths in tokens. ``runs`` samples are taken of every figure."""
+
+    prompt: int = 4000
+    context: int = 6000
+    turn: int = 20
+    batch: int = 4
+    decode: int = 16
+    runs: int = 5
+    vocabulary: int = 40000
+
+
+def tokens(length: int, seed: int, sizes: Sizes) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(100, sizes.vocabulary) for _ in range(length)]
+
+
+def timed(action: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
+
+
+def cold_prefill(server: RunningServer, sizes: Sizes) -> Iterator[Sample]:
+    """Time to first token of a new prompt, and the share of it that compression takes."""
+    for run in range(sizes.runs):
+        server.flush()
+        before = server.state().get("compress_seconds", 0.0)
+        seconds = timed(lambda run=run: server.generate(tokens(sizes.prompt, run, sizes), 1))
+        yield f"cold prefill of {sizes.prompt} tokens, s", seconds
+        if "compress_seconds" in (state := server.state()):
+            share = 100 * (state["compress_seconds"] - before) / seconds
+            yield f"compression, % of the cold prefill of {sizes.prompt} tokens", share
+
+
+def cached_turn(server: RunningServer, sizes: Sizes) -> Iterator[Sample]:
+    """Time to first token of a short turn on a long cached history."""
+    server.flush()
+    history = tokens(sizes.context, 1000, sizes)
+    yield f"cold prefill of {sizes.context} tokens, s", timed(lambda: server.generate(history, 1))
+    for run in range(sizes.runs):
+        prompt = history + tokens(sizes.turn, 2000 + run, sizes)
+        yield (
+            f"time to first token, {sizes.turn}-token turn on {sizes.context} cached tokens, s",
+            timed(lambda prompt=prompt: server.generate(prompt, 1)),
+        )
+
+
+def batch_decode(server: RunningServer, sizes: Sizes) -> Iterator[Sample]:
+    """Decode throughput of several requests with long histories, from each one's second token on."""
+    server.flush()
+    histories = [tokens(sizes.context, 3000 + index, sizes) for index in range(sizes.batch)]
+    for history in histories:
+        server.generate(history, 1)
+    for run in range(sizes.runs):
+        prompts = [history + tokens(4, 4000 + run, sizes) for history in histories]
+        arrivals: list[list[float]] = [[] for _ in prompts]
+        threads = [
+            threading.Thread(target=_stream, args=(server, prompt, sizes.decode, times))
+            for prompt, times in zip(prompts, arrivals, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # From when all are decoding until the first one ends: the batch is full all the time.
+        start, end = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
+        produced = sum(sum(start < moment <= end for moment in times) for times in arrivals)
+        yield f"decode at {sizes.context} tokens, batch {sizes.batch}, tokens/s", produced / (end - start)
+
+
+def _stream(server: RunningServer, prompt: list[int], new_tokens: int, arrivals: list[float]) -> None:
+    body = {**server.body(prompt, new_tokens), "stream": True}
+    with server.client.stream("POST", "/generate", json=body) as reply:
+        for line in reply.iter_lines():
+            if line.startswith("data: {") and "meta_info" in json.loads(line[6:]):
+                arrivals.append(time.perf_counter())
+
+
+WORKLOADS = {"prefill": cold_prefill, "turn": cached_turn, "decode": batch_decode}

@@ -1,0 +1,23 @@
+"""Every supported family, recognised by structure: compress, share and answer in the real server."""
+
+import pytest
+
+from tests.server.harness import LAPROX, Server, cached
+from tests.server.tiny_models import FAMILIES, tiny_model, tokens
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
+def test_family_is_served_compressed(family):
+    flags = ("--dtype", "float32", "--skip-tokenizer-init", "--laprox-ratio", "0.3", "--chunked-prefill-size", "512")
+    with Server(tiny_model(family), *LAPROX, *flags) as server:
+        prompt = tokens(800, 1)
+        first = server.generate(prompt, 8)
+        state = server.idle_slots()
+        assert state["compressions"] >= 1 and state["slots_saved"] > 500
+        assert state["slots_held"] + state["slots_saved"] == state["tokens_cached"] == 807
+        again = server.generate(prompt + first["output_ids"] + tokens(30, 2), 8)
+        assert cached(again) == 807
+        together = server.together([prompt + tokens(20, 3 + index) for index in range(4)], 8)
+        assert all(cached(reply) >= 800 for reply in together)
+        server.flush()
+        assert server.idle_slots()["slots_free"] == state["slots_total"]
