@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -72,9 +73,7 @@ def running(column: Column, model: str | None, extra: Sequence[str], log: Path) 
 
     Raises RuntimeError with the end of the log when it does not start.
     """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = _free_port()
     command = [sys.executable, "-m", "laprox_sglang.cli", "serve", *column.flags, "--port", str(port), *extra]
     command += ["--model-path", model] if model else []
     with log.open("w") as output:
@@ -90,6 +89,15 @@ def running(column: Column, model: str | None, extra: Sequence[str], log: Path) 
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _free_port() -> int:
+    """Below the range that the kernel gives out by itself: the server binds it only after it has loaded the model."""
+    while True:
+        port = random.randrange(20000, 30000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _wait(server: RunningServer) -> None:
