@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from laprox_sglang.bench.command import add_arguments as add_bench_arguments
 from laprox_sglang.config import ConfigError
 
 PROGRAM = "laprox-sglang"
@@ -51,6 +52,10 @@ def build_parser() -> argparse.ArgumentParser:
     model.add_argument("--output", type=Path, default=None, help="folder to make (default: in the user's cache folder)")
     model.add_argument("--quiet", action="store_true", help="no progress bar")
     model.set_defaults(run=run_demo_model)
+
+    bench = commands.add_parser("bench", help="measure stock SGLang, ratio 1 and a ratio of yours in one run")
+    add_bench_arguments(bench)
+    bench.set_defaults(run=run_bench)
 
     doctor = commands.add_parser("doctor", help="check versions, hooks, device and model support")
     doctor.add_argument("--model-path", default=None, help="model folder to check (default: none)")
@@ -104,6 +109,12 @@ def run_demo(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from laprox_sglang import demo
 
     return demo.run(rest, port=options.port, output=options.output, once=options.once)
+
+
+def run_bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from laprox_sglang.bench import command
+
+    return command.run(options)
 
 
 def run_demo_model(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -6,18 +6,14 @@ import argparse
 import platform
 from pathlib import Path
 
-from tqdm import tqdm
-
-from laprox_sglang.bench import report
-from laprox_sglang.bench.servers import columns, running
-from laprox_sglang.bench.workloads import WORKLOADS, Sizes
+from laprox_sglang.bench.sizes import WORKLOAD_NAMES, Sizes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = Sizes()
     parser.add_argument("--model-path", default=None, help="model folder (default: the demo model)")
     parser.add_argument("--ratio", type=float, default=0.1, help="ratio of the last column (default: %(default)s)")
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="default: all")
+    parser.add_argument("--workloads", nargs="+", choices=WORKLOAD_NAMES, default=WORKLOAD_NAMES)
     parser.add_argument("--prompt", type=int, default=defaults.prompt, help="tokens of a cold prompt")
     parser.add_argument("--context", type=int, default=defaults.context, help="tokens of a cached history")
     parser.add_argument("--batch", type=int, default=defaults.batch, help="requests that decode together")
@@ -27,6 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
+    from laprox_sglang.bench import report
+    from laprox_sglang.bench.servers import columns, running
+    from laprox_sglang.bench.workloads import WORKLOADS
+
     sizes = Sizes(prompt=options.prompt, context=options.context, batch=options.batch, runs=options.runs)
     options.output.mkdir(parents=True, exist_ok=True)
     results: report.Results = {}

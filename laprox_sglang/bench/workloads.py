@@ -6,25 +6,12 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from laprox_sglang.bench.servers import RunningServer
+from laprox_sglang.bench.sizes import Sizes
 
 Sample = tuple[str, float]
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Lengths in tokens. ``runs`` samples are taken of every figure."""
-
-    prompt: int = 4000
-    context: int = 6000
-    turn: int = 20
-    batch: int = 4
-    decode: int = 16
-    runs: int = 5
-    vocabulary: int = 40000
 
 
 def tokens(length: int, seed: int, sizes: Sizes) -> list[int]:
@@ -32,9 +19,9 @@ def tokens(length: int, seed: int, sizes: Sizes) -> list[int]:
     return [draw.randrange(100, sizes.vocabulary) for _ in range(length)]
 
 
-def timed(action: Callable[[], object]) -> float:
+def time_to_first_token(server: RunningServer, prompt: list[int]) -> float:
     started = time.perf_counter()
-    action()
+    server.generate(prompt, 1)
     return time.perf_counter() - started
 
 
@@ -43,7 +30,7 @@ def cold_prefill(server: RunningServer, sizes: Sizes) -> Iterator[Sample]:
     for run in range(sizes.runs):
         server.flush()
         before = server.state().get("compress_seconds", 0.0)
-        seconds = timed(lambda run=run: server.generate(tokens(sizes.prompt, run, sizes), 1))
+        seconds = time_to_first_token(server, tokens(sizes.prompt, run, sizes))
         yield f"cold prefill of {sizes.prompt} tokens, s", seconds
         if "compress_seconds" in (state := server.state()):
             share = 100 * (state["compress_seconds"] - before) / seconds
@@ -54,13 +41,11 @@ def cached_turn(server: RunningServer, sizes: Sizes) -> Iterator[Sample]:
     """Time to first token of a short turn on a long cached history."""
     server.flush()
     history = tokens(sizes.context, 1000, sizes)
-    yield f"cold prefill of {sizes.context} tokens, s", timed(lambda: server.generate(history, 1))
+    yield f"cold prefill of {sizes.context} tokens, s", time_to_first_token(server, history)
     for run in range(sizes.runs):
         prompt = history + tokens(sizes.turn, 2000 + run, sizes)
-        yield (
-            f"time to first token, {sizes.turn}-token turn on {sizes.context} cached tokens, s",
-            timed(lambda prompt=prompt: server.generate(prompt, 1)),
-        )
+        figure = f"time to first token, {sizes.turn}-token turn on {sizes.context} cached tokens, s"
+        yield figure, time_to_first_token(server, prompt)
 
 
 def batch_decode(server: RunningServer, sizes: Sizes) -> Iterator[Sample]:

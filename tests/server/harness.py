@@ -20,7 +20,7 @@ import httpx
 
 LAPROX = ("--attention-backend", "laprox", "--radix-cache-backend", "laprox", "--page-size", "1")
 STOCK = ("--attention-backend", "torch_native")
-COMMON = ("--device", "cpu", "--skip-server-warmup", "--random-seed", "1")
+COMMON = ("--device", "cpu", "--skip-server-warmup", "--sleep-on-idle", "--random-seed", "1")
 # A busy loop checks after every step that each slot has exactly one owner, and dies when one has not.
 STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "1"}
 BAD_LOG = re.compile(r"[Ll]eak [Dd]etected|Scheduler hit an exception|File \"[^\"]*/laprox_sglang/")
