@@ -46,6 +46,12 @@ class LaProxConfig:
     min_tokens: int = _flag(
         "a stretch of new tokens shorter than this stays whole until memory is needed", 128, type=int
     )
+    rescore_interval: int = _flag(
+        "while an answer is written, compress its tokens whenever this many have come since the last time "
+        "(0: only when the request finishes)",
+        0,
+        type=int,
+    )
     pool_kernel: int = _flag(
         "width in tokens of the average pooling of attention over neighbouring tokens (odd; 1 turns it off)",
         21,
@@ -81,6 +87,12 @@ class LaProxConfig:
         _require_integer("sink", self.sink, 0)
         _require_integer("min-tokens", self.min_tokens, 1)
         _require_integer("pool-kernel", self.pool_kernel, 1)
+        _require_integer("rescore-interval", self.rescore_interval, 0)
+        if 0 < self.rescore_interval < self.window:
+            raise ConfigError(
+                f"--laprox-rescore-interval {self.rescore_interval} is shorter than --laprox-window {self.window}: the "
+                "same queries would score twice; use at least the window, or 0 to turn rescoring off"
+            )
         if self.window > self.min_tokens:
             raise ConfigError(
                 f"--laprox-window {self.window} is larger than --laprox-min-tokens {self.min_tokens}: a compressed "

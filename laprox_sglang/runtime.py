@@ -131,6 +131,9 @@ class Runtime:
 
     def after_batch(self, batch: Any) -> None:
         """Compress the prompts whose last chunk has just been launched, before any next step is."""
+        if self.config.rescore_interval:
+            for req in batch.decoding_reqs or () if batch.forward_mode.is_extend() else batch.reqs:
+                self.tree.rescore(req)
         if not batch.forward_mode.is_extend():
             return
         decoding = set(map(id, batch.decoding_reqs or ()))
@@ -152,6 +155,7 @@ class Runtime:
             "window": self.config.window,
             "sink": self.config.sink,
             "min_tokens": self.config.min_tokens,
+            "rescore_interval": self.config.rescore_interval,
             "pool_kernel": self.config.pool_kernel,
             "slots_total": tree.token_to_kv_pool_allocator.size,
             "slots_free": tree.token_to_kv_pool_allocator.available_size(),

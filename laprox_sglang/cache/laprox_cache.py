@@ -26,6 +26,9 @@ from laprox_sglang.config import LaProxConfig
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
+# Decode steps between the last token that rescoring inserts and the step after which it does.
+LAG = 2
+
 # A selector scores one stretch and returns the kept positions [R] int32 within it, ordered by (layer, head,
 # position), and their indptr [L * H + 1]. R must be min(stretch.budget, L * H * tokens).
 Selector = Callable[[Stretch], tuple[torch.Tensor, torch.Tensor]]
@@ -88,6 +91,28 @@ class LaProxRadixCache(RaggedRadixCache):
         if not req.output_ids and req.kv.cache_protected_len == req.extend_end:
             self._compress(req, req.extend_end, finished=False)
 
+    def rescore(self, req: Req) -> None:
+        """Called when a decode step has been launched: compress the answer so far, if enough has come.
+
+        The schedule depends on the request's own token count only. ``LAG`` steps are waited for, so that the tokens to
+        insert are known on the host with overlap scheduling too; the ring still holds the window's queries then.
+        """
+        state = self.requests.get(req.rid)
+        if self.disable or state is None or req.skip_radix_cache_insert or req.finished():
+            return
+        end = req.kv.kv_committed_len - LAG
+        if end < max(state.decided + self.config.rescore_interval + self.config.window, req.kv.cache_protected_len):
+            return
+        req.refresh_fill_ids()
+        self.checkpoint(req, up_to=end)
+        if req.kv.cache_protected_len == end:
+            before = self.stats.compressions
+            self._compress(req, end, finished=False)
+            state.rescored += 1
+            self.stats.rescores += self.stats.compressions - before
+        # Also where another request holds the nodes or no slot was left to insert them: the schedule goes on.
+        state.decided = end - self.config.window
+
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         self.requests.pop(req.rid, None)
 
@@ -120,6 +145,7 @@ class LaProxRadixCache(RaggedRadixCache):
                 continue
             self.compress_node(node, positions, indptr)
             row[start : start + node.tokens] = 0
+        state.decided = max(state.decided, end if finished else end - self.config.window)
         self.stats.compress_seconds += time.perf_counter() - started
 
     def _due(self, req: Req, limit: int) -> list[list[LaProxNode]]:

@@ -9,10 +9,11 @@ from laprox_sglang.cache.segment import Segment
 
 @dataclass
 class CacheStats:
-    """``*_total``-like counters survive a flush; the ``segment*`` ones follow the tree.
+    """The plain counters survive a flush; the ``segment*`` ones follow the tree.
 
     Units: tokens are positions of a sequence, slots are what the allocator hands out, entries are kept
-    (layer, kv head, token) triples, seconds are host time spent launching (on a CPU: doing) compression.
+    (layer, kv head, token) triples, rescores are compressions of an answer while it was written, seconds are host
+    time spent launching (on a CPU: doing) compression.
     """
 
     compressions: int = 0
@@ -20,6 +21,7 @@ class CacheStats:
     entries_kept: int = 0
     entries_dropped: int = 0
     splits: int = 0
+    rescores: int = 0
     compress_seconds: float = 0.0
     segments: int = 0
     segment_tokens: int = 0

@@ -40,9 +40,16 @@ class RequestState:
 
     Attributes:
         computed_from: first token position that this request computed itself.
+        decided: its own tokens before this position have been compressed.
+        rescored: how many times its answer was compressed while it was written.
     """
 
     computed_from: int
+    decided: int = 0
+    rescored: int = 0
+
+    def __post_init__(self) -> None:
+        self.decided = max(self.decided, self.computed_from)
 
 
 @dataclass(frozen=True)

@@ -102,12 +102,15 @@ class Server:
 
     def generate(self, prompt: list[int] | str, new_tokens: int = 16, **fields: Any) -> Any:
         """One greedy request through the native API; ``fields`` go into the body (``sampling`` into its parameters)."""
-        sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True, **fields.pop("sampling", {})}
-        body = {"sampling_params": sampling, **fields}
-        body["text" if isinstance(prompt, str) else "input_ids"] = prompt
-        reply = self.client.post("/generate", json=body)
+        reply = self.client.post("/generate", json=self.body(prompt, new_tokens, **fields))
         assert reply.status_code == 200, reply.text
         return reply.json()
+
+    @staticmethod
+    def body(prompt: list | str, new_tokens: int, **fields: Any) -> dict[str, Any]:
+        sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True, **fields.pop("sampling", {})}
+        name = "text" if isinstance(prompt, str) else "input_ids"
+        return {name: prompt, "sampling_params": sampling, **fields}
 
     def together(self, prompts: list, new_tokens: int = 16, **fields: Any) -> list:
         """Requests that are sent at once, each on a connection of its own."""
