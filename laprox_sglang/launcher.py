@@ -25,6 +25,8 @@ CONFLICTING_FLAGS = {
     "--disable-radix-cache": "compressed prefixes live in the radix cache",
 }
 # A configuration file may name the model.
+# Captured graphs do not see compressed rows yet (see refused.py).
+CUDA_FLAGS = ("--disable-decode-cuda-graph", "--disable-prefill-cuda-graph")
 MODEL_FLAGS = ("--model-path", "--model", "--config")
 # What SGLang's own defaults do not fit on a CPU: (flag, value or None for a switch, flags that replace it).
 CPU_FLAGS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
@@ -78,6 +80,8 @@ def build_arguments(arguments: Sequence[str], *, plain: bool, cpu: bool) -> list
         for flag, value, replacements in CPU_FLAGS:
             if not any_given(argv, (flag, *replacements)):
                 argv += [flag] if value is None else [flag, value]
+    elif not plain:
+        argv += [flag for flag in CUDA_FLAGS if not any_given(argv, (flag,))]
     if not any_given(argv, ("--enable-cache-report",)):
         argv.append("--enable-cache-report")  # chat clients show how much of a prompt was cached
     return argv

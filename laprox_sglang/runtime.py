@@ -73,9 +73,8 @@ class Runtime:
         self.compressor.tree = self.tree
         self.backend = backend
         backend.attach(self.pool, self.ring, attention)
-        warm_up = getattr(attention, "warm_up", None)
-        if warm_up is not None:
-            warm_up(self.pool.k.dtype, self.pool.head_dim, first.tp_q_head_num // self.pool.heads)
+        attention.warm_up(self.pool.k.dtype, self.pool.head_dim, first.tp_q_head_num // self.pool.heads)
+        self.compressor.warm_up()
         logger.info(
             "laprox: %s kept, window %d, sink %d, score %s, allocation %s; %d layers x %d KV heads; "
             "static memory: query ring %.1f MB, W_O factors %.1f MB",

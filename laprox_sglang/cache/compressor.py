@@ -6,6 +6,8 @@ the model. All layers are scored before anything is selected.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -46,6 +48,9 @@ class Compressor:
         self.ring = ring
         self.attention = attention
         self.projection = projection
+        # Side by side and in the pool's dtype: one matrix product per KV head serves its whole group.
+        layers, heads, group, size, _ = projection.shape
+        self.factors = projection.transpose(2, 3).reshape(layers, heads, size, group * size).to(pool.k.dtype)
         self.scales = scales
         self.caps = caps
         self.score = get_score(config.score)
@@ -64,6 +69,13 @@ class Compressor:
             kept = selection.positions.cpu().numpy(), selection.indptr.cpu().numpy()
             write_trace(self.trace, stretch, *kept, (self.pool.layers, self.pool.heads))
         return selection.positions, selection.indptr
+
+    def warm_up(self) -> None:
+        """Compile what scoring will run, so that no request waits for it."""
+        if self.pool.device.type == "cpu":
+            from laprox_sglang.attention import cpu_scores
+
+            cpu_scores.warm_up(self.pool.k.dtype, self.pool.head_dim)
 
     def scores(self, stretch: Stretch) -> tuple[Tensor, int]:
         """Scores of the stretch and of the dense tokens after it (the window's own).
@@ -95,26 +107,51 @@ class Compressor:
         listed = self._listed_batch(stretch)
 
         heads, group = pool.heads, queries.shape[2] // pool.heads
+        select_rows = _rows_of(slots)
+        fused = pool.device.type == "cpu" and not self.score.reads_attention
+        shape = (heads, group * window, slots.shape[0])
+        logits = torch.empty(shape, device=pool.device)
         result = torch.empty((pool.layers, heads, slots.shape[0] - first), device=pool.device)
         for layer in range(pool.layers):
-            keys = pool.k[layer].index_select(0, slots).float().permute(1, 2, 0)
-            query = queries[layer].float().view(window, heads, group, -1).permute(1, 2, 0, 3)
-            logits = torch.matmul(query.reshape(heads, group * window, -1), keys).view(heads, group, window, -1)
-            logits *= self.scales[layer]
+            keys = select_rows(pool.k[layer]).transpose(0, 1).float()
+            query = queries[layer].float().view(window, heads, group, -1).permute(1, 2, 0, 3) * self.scales[layer]
+            torch.bmm(query.reshape(heads, group * window, -1), keys.transpose(1, 2), out=logits)
             cap = self.caps[layer]
             if cap > 0:
-                logits = cap * torch.tanh(logits / cap)
-            logits[..., slots.shape[0] - late :] += causal
-            total = torch.logsumexp(logits, dim=-1)
+                logits.div_(cap).tanh_().mul_(cap)
+            by_query = logits.view(heads, group, window, -1)
+            by_query[..., shape[2] - late :] += causal
+            others = None
             if listed is not None:
-                others = self.attention.lse_of_lists(
+                lse = self.attention.lse_of_lists(
                     queries[layer][None].contiguous(), pool.k_rows, layer, listed, self.scales[layer], cap
                 )
-                total = torch.logaddexp(total, others[0].view(window, heads, group).permute(1, 2, 0))
-            attention = (logits[..., first:] - total[..., None]).exp_()
-            values = pool.v[layer].index_select(0, slots[first:])
-            result[layer] = self.score(LayerView(attention, values, self.projection[layer], visible), self.options)
+                others = lse[0].view(window, heads, group).permute(1, 2, 0)
+            values = select_rows(pool.v[layer])[first:]
+            if fused:
+                view = self._fused_view(by_query, others, first, values, layer, visible)
+            else:
+                total = torch.logsumexp(by_query, dim=-1)
+                total = total if others is None else torch.logaddexp(total, others)
+                attention = (by_query[..., first:] - total[..., None]).exp_()
+                view = LayerView(attention, values, self.projection[layer], visible)
+            result[layer] = self.score(view, self.options)
         return result, tokens
+
+    def _fused_view(
+        self, logits: Tensor, others: Tensor | None, first: int, values: Tensor, layer: int, visible: Tensor
+    ) -> LayerView:
+        from laprox_sglang.attention.cpu_scores import column_squares, projected_norms
+
+        return LayerView(
+            None,
+            values,
+            self.projection[layer],
+            visible,
+            column_squares=column_squares(logits, others, first),
+            norms=projected_norms(values, self.factors[layer]),
+            window=logits.shape[2],
+        )
 
     def _listed_batch(self, stretch: Stretch) -> RaggedBatch | None:
         assert self.tree is not None
@@ -136,3 +173,12 @@ class Compressor:
             q_len=[1],
             num_kv_heads=self.pool.heads,
         )
+
+
+def _rows_of(slots: Tensor) -> Callable[[Tensor], Tensor]:
+    """Selects the rows ``slots`` of a layer's buffer, without a copy where they lie side by side (seen on a CPU only:
+    elsewhere looking would wait for the device)."""
+    if slots.device.type == "cpu" and bool((slots.diff() == 1).all()):
+        low, high = int(slots[0]), int(slots[-1]) + 1
+        return lambda buffer: buffer[low:high]
+    return lambda buffer: buffer.index_select(0, slots)

@@ -146,7 +146,11 @@ class LaProxRadixCache(RaggedRadixCache):
             self.compress_node(node, positions, indptr)
             row[start : start + node.tokens] = 0
         state.decided = max(state.decided, end if finished else end - self.config.window)
-        self.stats.compress_seconds += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        if finished:
+            self.stats.finish_seconds += seconds
+        else:
+            self.stats.compress_seconds += seconds
 
     def _due(self, req: Req, limit: int) -> list[list[LaProxNode]]:
         """The dense nodes before token ``limit`` that this request may compress now, grouped into adjacent runs."""

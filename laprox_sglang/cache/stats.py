@@ -12,8 +12,9 @@ class CacheStats:
     """The plain counters survive a flush; the ``segment*`` ones follow the tree.
 
     Units: tokens are positions of a sequence, slots are what the allocator hands out, entries are kept
-    (layer, kv head, token) triples, rescores are compressions of an answer while it was written, seconds are host
-    time spent launching (on a CPU: doing) compression.
+    (layer, kv head, token) triples, rescores are compressions of an answer while it was written. Seconds are host time
+    spent launching (on a CPU: doing) compression: ``compress_seconds`` while requests run, ``finish_seconds`` for what
+    they leave behind.
     """
 
     compressions: int = 0
@@ -23,6 +24,7 @@ class CacheStats:
     splits: int = 0
     rescores: int = 0
     compress_seconds: float = 0.0
+    finish_seconds: float = 0.0
     segments: int = 0
     segment_tokens: int = 0
     segment_slots: int = 0

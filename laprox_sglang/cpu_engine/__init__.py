@@ -24,7 +24,7 @@ STANDIN_DIRECTORY = Path(__file__).resolve().parent / "standin"
 ENGINE_VARIABLE = "SGLANG_USE_CPU_ENGINE"
 # OpenMP threads that spin while they wait slow a busy machine down ten times: the scheduler's threads, the tokenizer,
 # the detokenizer and the client share the same cores. A value that the user set is left alone.
-THREAD_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE"}
+THREAD_VARIABLES = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "10000"}
 
 
 class CpuEngineError(RuntimeError):

@@ -31,7 +31,7 @@ def test_gpu_gets_only_what_laprox_needs():
     assert argv == [
         *("--model-path", "m", "--laprox-ratio", "0.5"),
         *("--attention-backend", "laprox", "--radix-cache-backend", "laprox", "--page-size", "1"),
-        "--enable-cache-report",
+        *("--disable-decode-cuda-graph", "--disable-prefill-cuda-graph", "--enable-cache-report"),
     ]
 
 

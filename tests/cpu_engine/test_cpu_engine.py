@@ -15,7 +15,7 @@ WITHOUT_GPU = pytest.mark.skipif(cpu_engine.has_cuda_device(), reason="this mach
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter, to which the engine that the test process itself uses is unknown."""
-    ours = ("SGLANG_USE_CPU_ENGINE", "PYTHONPATH", "OMP_WAIT_POLICY")
+    ours = ("SGLANG_USE_CPU_ENGINE", "PYTHONPATH", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
     clean = {key: value for key, value in os.environ.items() if key not in ours}
     return subprocess.run(
         [sys.executable, *arguments], capture_output=True, text=True, env={**clean, **environment}, timeout=120

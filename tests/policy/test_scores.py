@@ -106,6 +106,7 @@ def test_options_that_cannot_work(options):
 def test_never_waits_for_the_device(name):
     """On the meta device reading a number back raises, and so does mixing in a tensor that was left on the CPU."""
     view = make_view(50, own=5)
-    moved = {field.name: getattr(view, field.name).to("meta") for field in dataclasses.fields(view)}
+    fields = {field.name: getattr(view, field.name) for field in dataclasses.fields(view)}
+    moved = {name: value.to("meta") if isinstance(value, torch.Tensor) else value for name, value in fields.items()}
     score = get_score(name)(dataclasses.replace(view, **moved), ScoreOptions())
     assert score.is_meta and score.shape == (2, 50)

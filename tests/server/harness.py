@@ -11,7 +11,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,27 @@ class Server:
 
 def cached(reply: dict) -> int:
     return reply["meta_info"]["cached_tokens"]
+
+
+def peak_while(server: Server, action: Callable[[], object]) -> int:
+    """The most slots in use at any moment while ``action`` runs."""
+    most, done = 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            state = server.laprox()
+            most = max(most, state["slots_total"] - state["slots_free"])
+            time.sleep(0.05)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        action()
+    finally:
+        done.set()
+        watcher.join()
+    return most
 
 
 def free_port() -> int:

@@ -6,32 +6,11 @@ import time
 
 import pytest
 
-from tests.server.harness import LAPROX, Server, cached
+from tests.server.harness import LAPROX, Server, cached, peak_while
 from tests.server.tiny_models import tiny_model, tokens
 
 FLAGS = ("--dtype", "float32", "--skip-tokenizer-init", "--laprox-ratio", "0.2", "--chunked-prefill-size", "512")
-INTERVAL, WINDOW, RATIO = 128, 32, 0.2
-
-
-def peak_while(server: Server, action) -> int:
-    """The most slots in use at any moment while ``action`` runs."""
-    most, done = 0, threading.Event()
-
-    def watch() -> None:
-        nonlocal most
-        while not done.is_set():
-            state = server.laprox()
-            most = max(most, state["slots_total"] - state["slots_free"])
-            time.sleep(0.05)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        action()
-    finally:
-        done.set()
-        watcher.join()
-    return most
+INTERVAL, WINDOW, RATIO = 64, 32, 0.2
 
 
 def bound(tokens_now: int) -> int:
@@ -40,32 +19,37 @@ def bound(tokens_now: int) -> int:
     return math.ceil(RATIO * tokens_now) + WINDOW + INTERVAL + 8 + 2 * rounds
 
 
-@pytest.mark.parametrize("rescoring", [True, False])
-def test_a_long_answer_stays_within_its_bound_only_with_rescoring(rescoring):
-    flags = ("--laprox-rescore-interval", str(INTERVAL)) if rescoring else ()
-    with Server(tiny_model(), *LAPROX, *FLAGS, *flags, tokens=8192) as server:
-        answers = []
-        peak = peak_while(server, lambda: answers.append(server.generate(tokens(200, 1), 3000)))
-        assert len(answers[0]["output_ids"]) == 3000
-        state = server.idle_slots()
-        assert (peak <= bound(3200)) == rescoring, (peak, bound(3200))
-        assert (state["rescores"] > 15) == rescoring
-        follow = server.generate(tokens(200, 1) + answers[0]["output_ids"] + tokens(9, 2), 2)
-        assert cached(follow) == 3199
+@pytest.fixture(scope="module", params=[True, False], ids=["overlap", "no-overlap"])
+def server(request):
+    flags = () if request.param else ("--disable-overlap-schedule",)
+    with Server(tiny_model(), *LAPROX, *FLAGS, "--laprox-rescore-interval", str(INTERVAL), *flags) as running:
+        yield running
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_rescored_chats_equal_their_solo_runs(overlap):
-    flags = () if overlap else ("--disable-overlap-schedule",)
+def test_a_long_answer_stays_within_its_bound(server):
+    """``test_serving.test_without_rescoring_a_long_answer_grows`` is the control."""
+    server.flush()
+    before = server.idle_slots()["rescores"]
+    answers = []
+    peak = peak_while(server, lambda: answers.append(server.generate(tokens(200, 1), 3000)))
+    assert len(answers[0]["output_ids"]) == 3000
+    assert peak <= bound(3200)
+    assert server.idle_slots()["rescores"] - before >= 3000 // INTERVAL - 2
+    follow = server.generate(tokens(200, 1) + answers[0]["output_ids"] + tokens(9, 2), 2)
+    assert cached(follow) == 3199
+
+
+def test_rescored_chats_equal_their_solo_runs(server):
     chats = [tokens(100 + 37 * index, 50 + index) for index in range(12)]
-    with Server(tiny_model(), *LAPROX, *FLAGS, "--laprox-rescore-interval", "64", *flags) as server:
-        solo = []
-        for chat in chats:
-            solo.append(server.generate(chat, 220)["output_ids"])
-            server.flush()
-        replies = server.together(chats, 220)
-        assert [reply["output_ids"] for reply in replies] == solo
-        assert server.idle_slots()["rescores"] >= 2 * len(chats)
+    solo = []
+    for chat in chats:
+        server.flush()
+        solo.append(server.generate(chat, 220)["output_ids"])
+    server.flush()
+    before = server.idle_slots()["rescores"]
+    replies = server.together(chats, 220)
+    assert [reply["output_ids"] for reply in replies] == solo
+    assert server.idle_slots()["rescores"] - before >= 2 * len(chats)
 
 
 def test_retraction_and_aborts_while_rescoring_is_due():

@@ -22,12 +22,29 @@ class LayerView:
     projection: [H, G, D, D] float32, a factor F of each query head's Gram matrix, F F^T = W_O^i W_O^i^T with W_O^i
         the [D, hidden] block of the output projection, so that ||v W_O^i|| = ||v F||.
     visible: [n] float32, how many of the W queries can see the token (at least 1); None means all W see every token.
+    column_squares, norms: [H, G, n] float32, the sum of squared attention over the window and ||v F||, where the
+        caller has them already: a fused kernel makes them without writing the attention, which is then None.
+    window: W where attention is None.
     """
 
-    attention: Tensor
+    attention: Tensor | None
     values: Tensor
     projection: Tensor
     visible: Tensor | None
+    column_squares: Tensor | None = None
+    norms: Tensor | None = None
+    window: int = 0
+
+    @property
+    def queries(self) -> int:
+        """W."""
+        return self.window if self.attention is None else self.attention.shape[2]
+
+    def probabilities(self) -> Tensor:
+        """``attention``, for a score that says that it reads it."""
+        if self.attention is None:
+            raise ValueError("this view has no attention; the score must set reads_attention = True")
+        return self.attention
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,12 @@ class ScoreOptions:
 
 
 class Score(ABC):
-    """How much an entry is worth keeping. Pure: reads the view, changes nothing, never waits for the device."""
+    """How much an entry is worth keeping. Pure: reads the view, changes nothing, never waits for the device.
+
+    reads_attention: False for a score that needs only ``column_squares`` and ``norms``.
+    """
+
+    reads_attention: bool = True
 
     @abstractmethod
     def __call__(self, view: LayerView, options: ScoreOptions) -> Tensor:

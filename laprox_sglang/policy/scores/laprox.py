@@ -16,8 +16,11 @@ class LaProx(Score):
     factors' means, ``mean_score`` the mean of the products.
     """
 
+    reads_attention = False
+
     def __call__(self, view: LayerView, options: ScoreOptions) -> Tensor:
-        attention, norms = attention_norm(view), value_norms(view.values, view.projection)
+        attention = attention_norm(view)
+        norms = value_norms(view.values, view.projection) if view.norms is None else view.norms
         if options.gqa == "mean_attention":
             return pool(attention.mean(dim=1), options.pool_kernel) * norms.mean(dim=1)
         return (pool(attention, options.pool_kernel) * norms).mean(dim=1)

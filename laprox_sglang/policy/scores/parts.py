@@ -14,7 +14,7 @@ _TOKENS_AT_ONCE = 8192
 
 def attention_mean(view: LayerView) -> Tensor:
     """[H, G, n] float32: mean attention that a token gets from the queries that can see it."""
-    return view.attention.sum(dim=2) / _observers(view)
+    return view.probabilities().sum(dim=2) / _observers(view)
 
 
 def attention_norm(view: LayerView) -> Tensor:
@@ -24,16 +24,16 @@ def attention_norm(view: LayerView) -> Tensor:
     so that the newest tokens are not held to be worthless for being new.
     """
     # square().sum() is 15 times as fast as torch.linalg.vector_norm over a strided dimension on a CPU
-    squares = view.attention.square().sum(dim=2)
+    squares = view.probabilities().square().sum(dim=2) if view.column_squares is None else view.column_squares
     if view.visible is not None:
-        squares = squares * (view.attention.shape[2] / view.visible.clamp(min=1))
+        squares = squares * (view.queries / view.visible.clamp(min=1))
     return squares.sqrt()
 
 
 def attention_variance(view: LayerView) -> Tensor:
     """[H, G, n] float32: sample variance of a token's attention over the queries that see it, 0 for a single one."""
     count = _observers(view)
-    squares = view.attention.square().sum(dim=2) - attention_mean(view).square() * count
+    squares = view.probabilities().square().sum(dim=2) - attention_mean(view).square() * count
     return squares.clamp(min=0) / (count - 1).clamp(min=1)
 
 
@@ -68,5 +68,5 @@ def pool(factor: Tensor, kernel: int) -> Tensor:
 def _observers(view: LayerView) -> Tensor:
     """[n] or [1] float32: by how many queries a token is seen."""
     if view.visible is None:
-        return view.attention.new_full((1,), view.attention.shape[2])
+        return view.projection.new_full((1,), view.queries)
     return view.visible.clamp(min=1)

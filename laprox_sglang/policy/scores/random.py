@@ -22,7 +22,11 @@ class Random(Score):
     seed: int = 0
 
     def __call__(self, view: LayerView, options: ScoreOptions) -> Tensor:
-        heads, tokens, device = view.attention.shape[0], view.attention.shape[-1], view.attention.device
+        heads, tokens, device = (
+            view.probabilities().shape[0],
+            view.probabilities().shape[-1],
+            view.probabilities().device,
+        )
         position = torch.arange(tokens, device=device)
         head = torch.arange(heads, device=device).unsqueeze(1)
         bits = _mix(_mix(_mix(head + self.seed * 65_537) ^ position) ^ self.seed)

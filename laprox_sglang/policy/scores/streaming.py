@@ -15,6 +15,6 @@ class Streaming(Score):
     """
 
     def __call__(self, view: LayerView, options: ScoreOptions) -> Tensor:
-        heads, tokens = view.attention.shape[0], view.attention.shape[-1]
-        newness = torch.arange(1, tokens + 1, device=view.attention.device, dtype=torch.float32) / tokens
+        heads, tokens = view.probabilities().shape[0], view.probabilities().shape[-1]
+        newness = torch.arange(1, tokens + 1, device=view.probabilities().device, dtype=torch.float32) / tokens
         return newness.expand(heads, tokens)

@@ -1,0 +1,41 @@
+"""The fused CPU factors equal those that the policy makes from whole tensors."""
+
+import pytest
+import torch
+
+from laprox_sglang.attention import cpu_scores
+from laprox_sglang.policy.scores.parts import value_norms
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("tokens", [1, 63, 100, 2000])
+@pytest.mark.parametrize("first", [0, 1, 40])
+@pytest.mark.parametrize("listed", [False, True])
+def test_column_squares(tokens, first, listed):
+    if first >= tokens:
+        pytest.skip("nothing left to score")
+    torch.manual_seed(tokens)
+    logits = 5 * torch.randn(2, 3, 8, tokens)
+    logits[:, :, 0, -1] = float("-inf") if tokens > 1 else 0.0
+    others = 5 * torch.randn(2, 3, 8) + 3 if listed else None
+    if others is not None:
+        others[0, 0] = float("-inf")
+    total = torch.logsumexp(logits.double(), -1)
+    if others is not None:
+        total = torch.logaddexp(total, others.double())
+    expected = (logits.double() - total[..., None]).exp()[..., first:].square().sum(2)
+    found = cpu_scores.column_squares(logits.clone(), others, first)
+    torch.testing.assert_close(found.double(), expected, rtol=2e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("tokens", "group", "size"), [(1, 1, 8), (63, 3, 64), (100, 7, 80), (1000, 4, 128)])
+def test_projected_norms(dtype, tokens, group, size):
+    torch.manual_seed(group)
+    values = torch.randn(tokens, 2, size).to(dtype)
+    projection = torch.randn(2, group, size, size)
+    factors = projection.transpose(1, 2).reshape(2, size, group * size).to(dtype)
+    found = cpu_scores.projected_norms(values, factors)
+    expected = value_norms(values.double().float(), projection)
+    torch.testing.assert_close(found, expected, rtol=TOLERANCE[dtype], atol=0)
