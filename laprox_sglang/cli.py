@@ -9,6 +9,7 @@ from pathlib import Path
 
 from laprox_sglang.bench.command import add_arguments as add_bench_arguments
 from laprox_sglang.config import ConfigError
+from laprox_sglang.evaluation.command import add_arguments as add_eval_arguments
 
 PROGRAM = "laprox-sglang"
 DEFAULT_URL = "http://127.0.0.1:30000"
@@ -56,6 +57,10 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure stock SGLang, ratio 1 and a ratio of yours in one run")
     add_bench_arguments(bench)
     bench.set_defaults(run=run_bench)
+
+    evaluation = commands.add_parser("eval", help="measure how much of the model's predictions a setting keeps")
+    add_eval_arguments(evaluation)
+    evaluation.set_defaults(run=run_eval)
 
     doctor = commands.add_parser("doctor", help="check versions, hooks, device and model support")
     doctor.add_argument("--model-path", default=None, help="model folder to check (default: none)")
@@ -113,6 +118,12 @@ def run_demo(options: argparse.Namespace, rest: Sequence[str]) -> int:
 
 def run_bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from laprox_sglang.bench import command
+
+    return command.run(options)
+
+
+def run_eval(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from laprox_sglang.evaluation import command
 
     return command.run(options)
 
