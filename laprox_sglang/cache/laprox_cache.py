@@ -35,7 +35,7 @@ Selector = Callable[[Stretch], tuple[torch.Tensor, torch.Tensor]]
 
 
 class LaProxRadixCache(RaggedRadixCache):
-    """Args: see ``CacheInitParams``; ``selector`` is called before anything of the tree is changed."""
+    """Args: see ``CacheInitParams``; ``selector`` is called before any slot changes hands."""
 
     def __init__(self, params: CacheInitParams, pool: RowPool, config: LaProxConfig, selector: Selector):
         self.config = config
