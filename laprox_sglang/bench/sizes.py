@@ -15,6 +15,6 @@ class Sizes:
     context: int = 6000
     turn: int = 20
     batch: int = 4
-    decode: int = 16
+    decode: int = 40
     runs: int = 5
     vocabulary: int = 40000
