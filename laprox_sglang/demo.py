@@ -17,7 +17,6 @@ from laprox_sglang import demo_model, launcher
 from laprox_sglang.chat import scripted
 from laprox_sglang.chat.client import Server
 
-DEMO_RATIO = 0.5
 START_SECONDS = 600
 STOP_SECONDS = 20
 LOG_TAIL_LINES = 25
@@ -47,7 +46,6 @@ def check_port(port: int) -> None:
 def run(flags: Sequence[str], *, port: int, output: Path, once: bool) -> int:
     """Returns the exit code. ``flags`` go to ``laprox-sglang serve``."""
     check_flags(flags)
-    flags = with_demo_ratio(flags)
     port = port or free_port()
     check_port(port)
     if not launcher.any_given(flags, launcher.MODEL_FLAGS):
@@ -87,21 +85,6 @@ def run(flags: Sequence[str], *, port: int, output: Path, once: bool) -> int:
 
 def server_command(flags: Sequence[str], port: int) -> list[str]:
     return [sys.executable, "-m", "laprox_sglang.cli", "serve", *flags, "--port", str(port)]
-
-
-def with_demo_ratio(flags: Sequence[str]) -> Sequence[str]:
-    """The demo model has few heads and little to spare: keep more of it than of a large model, unless told otherwise.
-
-    Only for the demo model, and not where the flags name a size.
-    """
-    if any_size_given(flags) or launcher.PLAIN_FLAG in flags or launcher.any_given(flags, launcher.MODEL_FLAGS):
-        return flags
-    print(f"Keeping {DEMO_RATIO:.0%} of each prompt's KV entries (--laprox-ratio {DEMO_RATIO}).")
-    return [*flags, "--laprox-ratio", str(DEMO_RATIO)]
-
-
-def any_size_given(flags: Sequence[str]) -> bool:
-    return launcher.any_given(flags, ("--laprox-ratio", "--laprox-budget-tokens", "--laprox-config"))
 
 
 def check_flags(flags: Sequence[str]) -> None:

@@ -111,10 +111,3 @@ def test_interrupt_stops_the_server_that_stays_up(tmp_path):
     server = int((tmp_path / "out" / "server.log").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
-
-
-def test_demo_ratio_gives_way(capsys):
-    assert demo.with_demo_ratio([]) == ["--laprox-ratio", "0.5"]
-    assert "--laprox-ratio 0.5" in capsys.readouterr().out
-    for flags in (["--laprox-budget-tokens=9"], ["--plain"], ["--model-path", "m"], ["--laprox-config", "{}"]):
-        assert demo.with_demo_ratio(flags) == flags
