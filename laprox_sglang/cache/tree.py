@@ -206,8 +206,8 @@ class RaggedRadixCache(RadixCache):
         positions, indptr = child.held_back
         self.release_back(child)
         left = positions < at
-        counts = torch.zeros(indptr.shape[0], dtype=torch.int64, device=indptr.device)
-        counts[1:] = left.cumsum(0)[indptr[1:].long() - 1].where(indptr[1:] > 0, 0)
+        # How many of the entries before each list's start lie left of the split; there may be no entry at all.
+        counts = torch.nn.functional.pad(left.cumsum(0), (1, 0))[indptr.long()]
         self.hold_back(parent, positions[left], counts)
         self.hold_back(child, positions[~left] - at, indptr.long() - counts)
 

@@ -113,6 +113,26 @@ def test_a_split_keeps_what_was_held_back(model):
     model.check()
 
 
+def test_a_half_that_keeps_nothing_can_be_split_again(model):
+    tokens = list(range(7))
+    req = model.start(tokens)
+    model.release(req, checkpoint=True)
+    (node,) = model.tree.nodes()
+    assert node.held_back is not None
+    # Everything that would be kept lies in the last token, so that the left half keeps nothing.
+    positions = torch.full((LAYERS * HEADS,), 6, dtype=torch.int32)
+    model.tree.hold_back(node, positions, torch.arange(LAYERS * HEADS + 1))
+    everything = frozenset(range(LAYERS * HEADS))
+    for length in range(1, 8):
+        model.selected[(None, *tokens[:length])] = everything if length == 7 else frozenset()
+    for at in (5, 3, 6, 1):
+        assert match(model, tokens[:at]).device_prefix_len == at
+        model.check()
+    model.tree.evict(EvictParams(num_tokens=4))
+    model.check()
+    assert sum(node.slots_held for node in model.tree.nodes()) <= 3
+
+
 def test_a_match_ends_before_a_node_that_cannot_be_split(model):
     tight = TreeModel(32, LaProxConfig(ratio=0.5, window=1, min_tokens=2, sink=0), seed=1)
     holder = prefill(tight, list(range(30)))
