@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Iterable, Sequence
 
 from laprox_sglang import config
@@ -135,9 +136,23 @@ def serve(arguments: Sequence[str], *, plain: bool = False) -> None:
             from laprox_sglang import demo_model
 
             argv = ["--model-path", str(demo_model.ensure()), *argv]
+        check_port(argv)
     if cpu:
         cpu_engine.enable()
     run_sglang(argv)
+
+
+def check_port(arguments: Sequence[str]) -> None:
+    """Raises LaunchError when another program listens there: SGLang would notice only after it has loaded the model."""
+    host = given_value(arguments, "--host") or "127.0.0.1"
+    port = given_value(arguments, "--port") or "30000"
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except (OSError, ValueError, OverflowError) as error:
+            raise LaunchError(f"cannot listen on {host}, port {port} ({error}); choose another with --port") from None
 
 
 def run_sglang(argv: Sequence[str]) -> None:

@@ -49,7 +49,10 @@ class Server:
     """A running SGLang server. Raises ChatError with the reason and the remedy."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout: float = 600.0) -> None:
-        self.url = url.rstrip("/")
+        # As people copy it: with the OpenAI path behind it, or without the scheme.
+        self.url = url.rstrip("/").removesuffix("/v1")
+        if "://" not in self.url:
+            self.url = "http://" + self.url
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(base_url=self.url, headers=headers, timeout=timeout, trust_env=False)
 

@@ -107,3 +107,9 @@ def test_interactive_chat_goes_on_after_a_refusal_and_ends_with_the_input(fake, 
     with Server(fake.url) as server:
         assert interactive.run(server, document=None, turns=None, max_tokens=8, temperature=0.0) == 0
     assert "too long" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:31555", "http://127.0.0.1:31555/", "http://127.0.0.1:31555/v1"])
+def test_a_url_may_be_given_as_people_copy_it(url):
+    with Server(url) as server:
+        assert server.url == "http://127.0.0.1:31555"

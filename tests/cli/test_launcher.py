@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from laprox_sglang import launcher
 from laprox_sglang.config import ENABLE_VARIABLE, ConfigError
-from laprox_sglang.launcher import LaunchError, build_arguments, given_value
+from laprox_sglang.launcher import LaunchError, build_arguments, check_port, given_value
 
 
 @pytest.mark.parametrize(
@@ -129,3 +131,15 @@ def test_serve_adds_the_demo_model_only_when_no_model_is_named(monkeypatch):
     launcher.serve(["--help"])
     assert [given_value(argv, "--model-path") for argv in started] == ["/demo", "m", None, None]
     assert started[3] == ["--help"]
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(LaunchError, match=f"port {port}.*--port"):
+            check_port(["--port", port])
+    check_port(["--port", port])
+    with pytest.raises(LaunchError, match="port abc"):
+        check_port(["--port", "abc"])
