@@ -73,7 +73,7 @@ def running(column: Column, model: str | None, extra: Sequence[str], log: Path) 
 
     Raises RuntimeError with the end of the log when it does not start.
     """
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "laprox_sglang.cli", "serve", *column.flags, "--port", str(port), *extra]
     command += ["--model-path", model] if model else []
     with log.open("w") as output:
@@ -91,7 +91,7 @@ def running(column: Column, model: str | None, extra: Sequence[str], log: Path) 
         process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Below the range that the kernel gives out by itself: the server binds it only after it has loaded the model."""
     while True:
         port = random.randrange(20000, 30000)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+from laprox_sglang.bench.servers import free_port
 
 LAPROX = ("--attention-backend", "laprox", "--radix-cache-backend", "laprox", "--page-size", "1")
 STOCK = ("--attention-backend", "torch_native")
@@ -163,12 +163,3 @@ def peak_while(server: Server, action: Callable[[], object]) -> int:
         done.set()
         watcher.join()
     return most
-
-
-def free_port() -> int:
-    """Below the range that the kernel gives out by itself: the server binds it only after it has loaded the model."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
-            return port
