@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 from laprox_sglang.config import BACKEND_NAME, ENABLE_VARIABLE
 
@@ -22,12 +23,16 @@ def activate() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.mem_cache.registry import register_radix_cache_backend
 
-    from laprox_sglang import patches
+    from laprox_sglang import cpu_engine, patches
 
     add_attention_backend_choices([BACKEND_NAME])
     register_attention_backend(BACKEND_NAME)(_attention_backend)
     register_radix_cache_backend(BACKEND_NAME, _tree_cache)
     patches.install()
+    if cpu_engine.is_enabled() and patches.SCHEDULER_MODULE in sys.modules:
+        from laprox_sglang.cpu_engine import fused_layers
+
+        fused_layers.install()
     _active = True
 
 

@@ -1,109 +1,30 @@
-"""Ragged attention for decode and short extends on a CPU: numba code that reads the KV rows where they lie.
+"""Ragged attention for decode and short extends on a CPU: compiled code that reads the KV rows where they lie.
 
 Every thread takes an equal share of the rows of all (request, kv head) lists, cut where the share ends, so that one
 long list keeps all cores busy; the parts of a cut list are merged by their log-sum-exp. Numbers are widened to
-float32 in registers: bfloat16 and float16 pools come in as 16-bit integers, which numba can load as vectors.
+float32 in registers.
 """
 
 from __future__ import annotations
 
-import logging
-import threading
+import functools
 from collections.abc import Callable
 from typing import Any
 
-import numba
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+from numba import carray
 from torch import Tensor
 
 from laprox_sglang.attention.base import RaggedAttention, RaggedBatch
 from laprox_sglang.attention.torch_reference import TorchRaggedAttention
+from laprox_sglang.jit.numerics import FAST, NUMPY_TYPE, cached_jit, cap_logit, exp_negative, narrow, widen
+from laprox_sglang.jit.openmp import c_function, fork, kernel, pointer, team, thread_number, words_at
 
-logger = logging.getLogger(__name__)
-
-# Its idle threads sleep; those of the OpenMP layer spin, in a second runtime beside torch's own. On 2 cores shared with
-# another process a call between matmuls took 0.4 to 1 ms with this layer and 10 to 18 ms with OpenMP (medians).
-# It is not thread-safe: LAUNCH guards it.
-numba.config.THREADING_LAYER = "workqueue"
-LAUNCH = threading.Lock()
-
-# Not nnan and ninf: -inf is a logit here, and a NaN in a pool must reach the output.
-FAST = {"reassoc", "contract", "nsz", "arcp"}
 BLOCK = 128  # rows for which logits are formed at a time
 LANE = 8  # head_dim must be a multiple
-# Below this many multiply-adds (250 us on one core) waking other threads, 50 to 150 us, does not pay.
-PARALLEL_FROM = 1_000_000
-# bfloat16 and float16 need two integer types for numba to tell them apart.
-NUMPY_VIEW = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
-
-
-@intrinsic
-def widen(context, value):  # type: ignore[no-untyped-def]
-    """float32 of a float32, of bfloat16 bits (uint16), or of float16 bits (int16)."""
-
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        (x,) = arguments
-        word, real = ir.IntType(32), ir.FloatType()
-        if value == types.uint16:
-            return builder.bitcast(builder.shl(builder.zext(x, word), word(16)), real)
-        if value == types.int16:
-            # Exponent and mantissa moved into place are 2**-112 of the number; subnormals come out right too.
-            bits = builder.zext(x, word)
-            magnitude = builder.shl(builder.and_(bits, word(0x7FFF)), word(13))
-            scaled = builder.bitcast(builder.fmul(builder.bitcast(magnitude, real), real(2.0**112)), word)
-            special = builder.icmp_unsigned(">=", magnitude, word(0x0F800000))
-            scaled = builder.select(special, builder.or_(magnitude, word(0x7F800000)), scaled)
-            return builder.bitcast(builder.or_(scaled, builder.shl(builder.and_(bits, word(0x8000)), word(16))), real)
-        return x
-
-    return types.float32(value), generate
-
-
-@intrinsic
-def bits_as_float(context, bits):  # type: ignore[no-untyped-def]
-    return types.float32(types.int32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
-
-
-@numba.njit(fastmath=FAST, inline="always")
-def exp_negative(x):  # type: ignore[no-untyped-def]
-    """exp of x <= 0 to 2e-7, in operations that become vector code; below 2**-126 it stays there."""
-    x = x * np.float32(1.4426950408889634)
-    x = np.float32(-126.0) if x < np.float32(-126.0) else x  # written so that NaN passes
-    whole = np.floor(x + np.float32(0.5))
-    part = x - whole
-    p = np.float32(1.5403530e-4)
-    p = p * part + np.float32(1.3333558e-3)
-    p = p * part + np.float32(9.6181291e-3)
-    p = p * part + np.float32(5.5504109e-2)
-    p = p * part + np.float32(2.4022651e-1)
-    p = p * part + np.float32(6.9314718e-1)
-    p = p * part + np.float32(1.0)
-    return p * bits_as_float((np.int32(whole) + np.int32(127)) << np.int32(23))
-
-
-@numba.njit(fastmath=FAST, inline="always")
-def cap_logit(x, cap):  # type: ignore[no-untyped-def]
-    """cap * tanh(x / cap)"""
-    t = exp_negative(np.float32(-2.0) * abs(x) / cap)
-    magnitude = cap * (np.float32(1.0) - t) / (np.float32(1.0) + t)
-    return magnitude if x >= np.float32(0.0) else -magnitude
-
-
-def cached_jit(**options: Any) -> Callable[[Callable], Callable]:
-    """numba.njit with the compiled code kept on disk, or without where no cache folder can be written."""
-
-    def decorate(function: Callable) -> Callable:
-        try:
-            return numba.njit(cache=True, **options)(function)
-        except RuntimeError as error:
-            logger.warning("no numba cache (%s): the CPU kernels are compiled again at every start", error)
-            return numba.njit(**options)(function)
-
-    return decorate
+# Below this many multiply-adds (25 us on one core) a second thread does not pay.
+PARALLEL_FROM = 100_000
 
 
 @cached_jit(nogil=True, error_model="numpy")
@@ -167,15 +88,16 @@ def merge(pieces, group, q_start, top, total, acc, out):  # type: ignore[no-unty
         for j in range((q_start[b + 1] - q_start[b]) * group):
             result = out[q_start[b] + j // group, h * group + j % group]
             highest = top[first:end, j].max()
+            scaled = top[first:end, j]
             divisor = np.float32(0.0)
-            result[:] = np.float32(0.0)
             for p in range(first, end):
-                weight = np.exp(top[p, j] - highest)
-                divisor += weight * total[p, j]
-                for d in range(len(result)):
-                    result[d] += weight * acc[p, j, d]
+                scaled[p - first] = np.exp(scaled[p - first] - highest)
+                divisor += scaled[p - first] * total[p, j]
             for d in range(len(result)):
-                result[d] /= divisor
+                x = np.float32(0.0)
+                for p in range(first, end):
+                    x += scaled[p - first] * acc[p, j, d]
+                result[d] = narrow(result[d], x / divisor)
         first = end
 
 
@@ -231,11 +153,13 @@ def block(lanes, q, k, v, index, first, limit, cap, logits, wide, top, total, ac
 
 
 @cached_jit(nogil=True, error_model="numpy")
-def run_piece(piece, lanes, q, k, v, layer, heads, arrays, scale, cap, top, total, acc):  # type: ignore[no-untyped-def]
+def run_piece(  # type: ignore[no-untyped-def]
+    piece, lanes, q, k, v, layer, heads, group, arrays, scale, cap, top, total, acc
+):
     """One piece for all queries of its request: fills top, total [M] and acc [M, D]."""
     b, h, low, high = piece
     rows, indptr, slots, pool_index, tail_start, seq_len, q_start = arrays
-    group, head_dim = q.shape[1] // heads, LANE * len(lanes)
+    head_dim = LANE * len(lanes)
     stride = k.shape[0] // (indptr.shape[1] - 1)
     new = q_start[b + 1] - q_start[b]
     list_start = indptr[b, layer * heads + h]
@@ -265,39 +189,79 @@ def run_piece(piece, lanes, q, k, v, layer, heads, arrays, scale, cap, top, tota
         block(lanes, scaled, k, v, index[:n], first, limit, cap, logits, wide, top, total, acc)
 
 
+# What Python hands to a kernel: addresses, sizes, and what plan() found, one int64 word each.
+ROWS, INDPTR, SLOTS, POOL_INDEX, TAIL_START, SEQ_LEN, Q_START = range(7)
+LISTED, REQUESTS, LISTS, HEADS, TABLE_ROWS, TABLE_WIDTH = range(7, 13)
+K, V, POOL_ROWS, Q, Q_STRIDE, GROUP, TOKENS, OUT = range(13, 21)
+LAYER, LONGEST, REALS, THREADS, PARALLEL, NUMBER, WORK = range(21, 28)
+PIECES, SHARE, TOP, TOTAL, ACC, COUNT, MOST, WORDS = range(28, 36)
+
+
 @cached_jit(nogil=True, error_model="numpy")
-def run_share(pieces, lanes, q, k, v, layer, heads, arrays, scale, cap, top, total, acc):  # type: ignore[no-untyped-def]
-    q_start, group = arrays[6], q.shape[1] // heads
-    for p in range(len(pieces)):
-        b, h, low, high = pieces[p]
-        m = (q_start[b + 1] - q_start[b]) * group
-        piece = (b, h, low, high)
-        run_piece(piece, lanes, q, k, v, layer, heads, arrays, scale, cap, top[p, :m], total[p, :m], acc[p, :m])
+def batch_arrays(w):  # type: ignore[no-untyped-def]
+    """rows, indptr, slots, pool_index, tail_start, seq_len, q_start of the words."""
+    requests = w[REQUESTS]
+    return (
+        carray(pointer(w[ROWS]), w[LISTED], np.int32),
+        carray(pointer(w[INDPTR]), (requests, w[LISTS] + 1), np.int64),
+        carray(pointer(w[SLOTS]), (w[TABLE_ROWS], w[TABLE_WIDTH]), np.int32),
+        carray(pointer(w[POOL_INDEX]), requests, np.int64),
+        carray(pointer(w[TAIL_START]), requests, np.int64),
+        carray(pointer(w[SEQ_LEN]), requests, np.int64),
+        carray(pointer(w[Q_START]), requests + 1, np.int64),
+    )
 
 
-# Two functions, not one compiled twice: numba's cache does not tell a parallel version from a serial one.
-@cached_jit(nogil=True, error_model="numpy")
-def attend(threads, longest, lanes, q, k, v, layer, heads, arrays, scale, cap, out):  # type: ignore[no-untyped-def]
-    """Fill out [T, Hq, D] float32. ``lanes`` is a tuple of D / LANE numbers: its length is part of its type, so D is
-    a constant to the compiler. ``arrays``: rows, indptr, slots, pool_index, tail_start, seq_len, q_start."""
-    group = q.shape[1] // heads
-    pieces, share, most = plan(threads, longest, layer, heads, arrays)
-    top, total, acc = parts(len(pieces), most * group, q.shape[2])
-    for thread in range(threads):
-        mine = slice(share[thread], share[thread + 1])
-        run_share(pieces[mine], lanes, q, k, v, layer, heads, arrays, scale, cap, top[mine], total[mine], acc[mine])
-    merge(pieces, group, arrays[6], top, total, acc, out)
+@functools.cache
+def attend_kernel(pool_type: Any, out_type: Any, head_dim: int) -> tuple[Any, Callable[[Any], None]]:
+    """Fills out [T, Hq, D] of the words. ``lanes`` is a tuple of D / LANE numbers: its length is part of its type, so
+    D is a constant to the compiler."""
+    lanes = (0,) * (head_dim // LANE)
 
+    @cached_jit(nogil=True, error_model="numpy")
+    def run_share(w, thread):  # type: ignore[no-untyped-def]
+        arrays = batch_arrays(w)
+        size, heads, group = LANE * len(lanes), w[HEADS], w[GROUP]
+        pool = (w[POOL_ROWS], size)
+        k, v = carray(pointer(w[K]), pool, pool_type), carray(pointer(w[V]), pool, pool_type)
+        q = carray(pointer(w[Q]), (w[TOKENS], w[Q_STRIDE] // size, size), pool_type)
+        reals = carray(pointer(w[REALS]), 2, np.float32)
+        pieces = carray(pointer(w[PIECES]), (w[COUNT], 4), np.int64)
+        share = carray(pointer(w[SHARE]), w[THREADS] + 1, np.int64)
+        queries = (w[COUNT], w[MOST] * group)
+        top, total = carray(pointer(w[TOP]), queries, np.float32), carray(pointer(w[TOTAL]), queries, np.float32)
+        acc = carray(pointer(w[ACC]), (w[COUNT], w[MOST] * group, size), np.float32)
+        for p in range(share[thread], share[thread + 1]):
+            b = pieces[p, 0]
+            m = (arrays[6][b + 1] - arrays[6][b]) * group
+            piece = (b, pieces[p, 1], pieces[p, 2], pieces[p, 3])
+            parts = top[p, :m], total[p, :m], acc[p, :m]
+            run_piece(piece, lanes, q, k, v, w[LAYER], heads, group, arrays, reals[0], reals[1], *parts)
 
-@cached_jit(nogil=True, parallel=True, error_model="numpy")
-def attend_parallel(threads, longest, lanes, q, k, v, layer, heads, arrays, scale, cap, out):  # type: ignore[no-untyped-def]
-    group = q.shape[1] // heads
-    pieces, share, most = plan(threads, longest, layer, heads, arrays)
-    top, total, acc = parts(len(pieces), most * group, q.shape[2])
-    for thread in numba.prange(threads):
-        mine = slice(share[thread], share[thread + 1])
-        run_share(pieces[mine], lanes, q, k, v, layer, heads, arrays, scale, cap, top[mine], total[mine], acc[mine])
-    merge(pieces, group, arrays[6], top, total, acc, out)
+    @kernel()
+    def work(data):  # type: ignore[no-untyped-def]
+        w = carray(data, WORDS)
+        run_share(w, thread_number(w[NUMBER]))
+
+    @kernel()
+    def attend(data):  # type: ignore[no-untyped-def]
+        w = carray(data, WORDS)
+        arrays = batch_arrays(w)
+        size, heads, group, threads = LANE * len(lanes), w[HEADS], w[GROUP], w[THREADS]
+        pieces, share, most = plan(threads, w[LONGEST], w[LAYER], heads, arrays)
+        top, total, acc = parts(len(pieces), most * group, size)
+        w[PIECES], w[SHARE], w[COUNT], w[MOST] = pieces.ctypes.data, share.ctypes.data, len(pieces), most
+        w[TOP], w[TOTAL], w[ACC] = top.ctypes.data, total.ctypes.data, acc.ctypes.data
+        if w[PARALLEL] != 0 and threads > 1:
+            fork(w[PARALLEL], w[WORK], data, threads)
+        else:
+            for thread in range(threads):
+                run_share(w, thread)
+        w[SHARE] = share[0]  # numba frees an array after its last use, and a word is none
+        out = carray(pointer(w[OUT]), (w[TOKENS], heads * group, size), out_type)
+        merge(pieces, group, arrays[6], top, total, acc, out)
+
+    return work, c_function(attend)
 
 
 class NumbaRaggedAttention(RaggedAttention):
@@ -310,7 +274,11 @@ class NumbaRaggedAttention(RaggedAttention):
         self.longest = longest
         self._reference = TorchRaggedAttention()
         self._batch: RaggedBatch | None = None
-        self._arrays: tuple[np.ndarray, ...] = ()
+        self._words = np.zeros(WORDS, dtype=np.int64)
+        self._at = words_at(self._words)
+        self._reals = np.zeros(2, dtype=np.float32)
+        self._work = np.zeros(0, dtype=np.int64)
+        self._threads = 1
 
     def forward(
         self,
@@ -323,38 +291,52 @@ class NumbaRaggedAttention(RaggedAttention):
         logit_cap: float = 0.0,
         out: Tensor | None = None,
     ) -> Tensor:
-        if q.shape[2] % LANE or not (k_rows.is_contiguous() and v_rows.is_contiguous()):
-            raise ValueError(
-                f"the numba CPU attention needs a contiguous pool and a head_dim that is a multiple of {LANE}, not "
-                f"{q.shape[2]}; use the 'torch' ragged attention for this model"
-            )
-        out = torch.empty_like(q) if out is None else out
+        head_dim = q.shape[2]
         if batch is not self._batch:  # all layers of a step come with the same one
-            host = (batch.tail_start_host, batch.seq_len_host, batch.q_start_host)
-            self._arrays = (batch.rows.numpy(), batch.indptr_host, batch.slots.numpy(), batch.pool_index.numpy(), *host)
-            self._batch = batch
-        heads = batch.num_kv_heads
-        at = layer * heads
-        lengths = batch.indptr_host[:, at + heads] - batch.indptr_host[:, at]
-        lengths = lengths + heads * (batch.seq_len_host - batch.tail_start_host)
-        q_len = batch.q_len_host
-        work = int(lengths @ np.where(q_len > self.longest, 0, q_len)) * (q.shape[1] // heads) * q.shape[2]
-        threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) if work >= PARALLEL_FROM else 1
-        result = out if out.dtype == torch.float32 and out.is_contiguous() else torch.empty(q.shape)
-        pools = numpy_view(k_rows), numpy_view(v_rows)
-        lanes = (0,) * (q.shape[2] // LANE)
-        cap = np.float32(logit_cap)
-        inputs = (self.longest, lanes, numpy_view(q.contiguous()), *pools, layer, heads, self._arrays)
-        arguments = (threads, *inputs, np.float32(scale), cap, result.numpy())
-        if threads == 1:
-            attend(*arguments)
-        else:
-            with LAUNCH:
-                numba.set_num_threads(threads)
-                attend_parallel(*arguments)
+            self._check(k_rows, v_rows, head_dim)
+            self._take(batch, k_rows, v_rows)
+        out = torch.empty(q.shape, dtype=q.dtype) if out is None else out
+        # Tokens may lie apart, as in a slice of fused QKV; heads may not.
+        if q.dtype != k_rows.dtype or q.stride(2) != 1 or q.stride(1) != head_dim or q.stride(0) % head_dim:
+            q = q.to(k_rows.dtype).contiguous()
+        writable = out.dtype in (torch.float32, torch.bfloat16) and out.is_contiguous()
+        result = out if writable else torch.empty(q.shape)
+        work, attend = attend_kernel(NUMPY_TYPE[k_rows.dtype], NUMPY_TYPE[result.dtype], head_dim)
+        words, group = self._words, q.shape[1] // batch.num_kv_heads
+        words[Q], words[Q_STRIDE], words[TOKENS], words[GROUP] = q.data_ptr(), q.stride(0), q.shape[0], group
+        words[OUT], words[LAYER], words[WORK] = result.data_ptr(), layer, work.address
+        words[THREADS] = self._threads if self._work[layer] * group * head_dim >= PARALLEL_FROM else 1
+        self._reals[0], self._reals[1] = scale, logit_cap
+        attend(self._at)
         if result is not out:
             out.copy_(result)
         return out
+
+    def _take(self, batch: RaggedBatch, k_rows: Tensor, v_rows: Tensor) -> None:
+        """The words of all layers of this batch."""
+        words, heads = self._words, batch.num_kv_heads
+        host = (batch.indptr_host, batch.tail_start_host, batch.seq_len_host, batch.q_start_host)
+        words[[INDPTR, TAIL_START, SEQ_LEN, Q_START]] = [array.ctypes.data for array in host]
+        tensors = (batch.rows, batch.slots, batch.pool_index, k_rows, v_rows)
+        words[[ROWS, SLOTS, POOL_INDEX, K, V]] = [tensor.data_ptr() for tensor in tensors]
+        words[[LISTED, REQUESTS, LISTS, HEADS]] = [len(batch.rows), batch.size, batch.indptr.shape[1] - 1, heads]
+        words[[TABLE_ROWS, TABLE_WIDTH]] = batch.slots.shape
+        words[[POOL_ROWS, LONGEST]] = [k_rows.shape[0], self.longest]
+        words[[REALS, PARALLEL, NUMBER]] = [self._reals.ctypes.data, team().parallel, team().number]
+        listed = np.diff(batch.indptr_host[:, ::heads], axis=1)
+        q_len = np.where(batch.q_len_host > self.longest, 0, batch.q_len_host)
+        # [L], (row, query) pairs
+        self._work = q_len @ (listed + heads * (batch.seq_len_host - batch.tail_start_host)[:, None])
+        self._threads = team().threads
+        self._batch = batch  # also keeps alive what the words point to
+
+    @staticmethod
+    def _check(k_rows: Tensor, v_rows: Tensor, head_dim: int) -> None:
+        if head_dim % LANE or not (k_rows.is_contiguous() and v_rows.is_contiguous()):
+            raise ValueError(
+                f"the numba CPU attention needs a contiguous pool and a head_dim that is a multiple of {LANE}, not "
+                f"{head_dim}; use the 'torch' ragged attention for this model"
+            )
 
     def lse_of_lists(
         self, q: Tensor, k_rows: Tensor, layer: int, batch: RaggedBatch, scale: float, logit_cap: float = 0.0
@@ -363,21 +345,15 @@ class NumbaRaggedAttention(RaggedAttention):
         return self._reference.lse_of_lists(q, k_rows, layer, batch, scale, logit_cap)
 
     def warm_up(self, dtype: torch.dtype, head_dim: int, group: int) -> None:
-        rows = torch.zeros(PARALLEL_FROM // head_dim + 1, dtype=torch.int32)
         pool = torch.zeros(1, head_dim, dtype=dtype)
-        for length in (1, len(rows)):  # the serial and the parallel kernel
-            batch = RaggedBatch.build(
-                rows=rows,
-                indptr=np.array([[0, length]]),
-                slots=torch.zeros(1, 1, dtype=torch.int32),
-                pool_index=[0],
-                tail_start=[0],
-                seq_len=[1],
-                q_len=[1],
-                num_kv_heads=1,
-            )
-            self.forward(torch.zeros(1, group, head_dim, dtype=dtype), pool, pool, 0, batch, 1.0)
-
-
-def numpy_view(tensor: Tensor) -> np.ndarray:
-    return tensor.view(NUMPY_VIEW[tensor.dtype]).numpy()
+        batch = RaggedBatch.build(
+            rows=torch.zeros(1, dtype=torch.int32),
+            indptr=np.array([[0, 1]]),
+            slots=torch.zeros(1, 1, dtype=torch.int32),
+            pool_index=[0],
+            tail_start=[0],
+            seq_len=[1],
+            q_len=[1],
+            num_kv_heads=1,
+        )
+        self.forward(torch.zeros(1, group, head_dim, dtype=dtype), pool, pool, 0, batch, 1.0)

@@ -5,70 +5,94 @@ The same numbers as ``policy.scores.parts`` makes from whole tensors (tests/atte
 
 from __future__ import annotations
 
-import numba
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import torch
+from numba import carray
 from torch import Tensor
 
-from laprox_sglang.attention.cpu_numba import FAST, LAUNCH, cached_jit, exp_negative, numpy_view, widen
+from laprox_sglang.jit.numerics import FAST, NUMPY_TYPE, cached_jit, exp_negative, highest, widen
+from laprox_sglang.jit.openmp import c_function, fork, kernel, pointer, team, thread_number, words_at
+
+LANE = 8  # head_dim must be a multiple
 
 
-def column_squares(logits: Tensor, others: Tensor | None, first: int) -> Tensor:
-    """Sum over the window of squared attention, softmax included; the attention itself is never written.
-
-    Args:
-        logits: ``[H, G, W, n]`` float32, contiguous, overwritten; -inf where a query cannot see a token.
-        others: ``[H, G, W]`` float32 log-sum-exp over keys that are not among the n, or None.
-        first: columns before it take part in the softmax only.
-    Returns: ``[H, G, n - first]`` float32.
-    """
-    heads, group, window, tokens = logits.shape
-    if others is None:
-        others = torch.full((heads, group, window), float("-inf"))
-    result = torch.zeros((heads, group, tokens - first))
-    with LAUNCH:
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-        _column_squares(
-            logits.view(heads * group, window, tokens).numpy(),
-            logits.amax(-1).view(heads * group, window).numpy(),
-            others.contiguous().view(heads * group, window).numpy(),
-            first,
-            result.view(heads * group, tokens - first).numpy(),
-        )
-    return result
-
-
-def projected_norms(values: Tensor, factors: Tensor) -> Tensor:
-    """``||v F||_2`` of every query head.
+class FusedFactors:
+    """Both factors of all layers of one stretch, with buffers that are used again.
 
     Args:
-        values: ``[n, H, D]`` float32, bfloat16 or float16.
-        factors: ``[H, D, G * D]`` in the same dtype: each query head's factor, side by side.
-    Returns: ``[H, G, n]`` float32.
+        dtype: of the pool.
+        shape: (H, G, n, D); D a multiple of 8.
     """
-    heads, size, width = factors.shape
-    projected = torch.bmm(values.transpose(0, 1), factors)
-    result = torch.empty((heads, width // size, values.shape[0]))
-    with LAUNCH:
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-        _block_norms(numpy_view(projected), size, result.numpy())
-    return result
+
+    def __init__(self, dtype: torch.dtype, shape: tuple[int, int, int, int]):
+        heads, group, tokens, size = shape
+        # bfloat16 logits of a bfloat16 pool: their rounding (2**-9 of a logit) is of the size of what the keys' own
+        # rounding has done to them, and the product takes a fifth of the time.
+        self.logits_dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
+        self._values = torch.empty((heads, tokens, size), dtype=dtype)
+        self._projected = torch.empty((heads, tokens, group * size), dtype=dtype)
+
+    def column_squares(self, logits: Tensor, others: Tensor | None, first: int) -> Tensor:
+        """Sum over the window of squared attention, softmax included; the attention itself is never written.
+
+        Args:
+            logits: ``[H, G, W, first + n]`` of ``logits_dtype``, contiguous; -inf where a query cannot see a token.
+            others: ``[H, G, W]`` float32 log-sum-exp over keys that are not among the n, or None.
+            first: columns before it take part in the softmax only.
+        Returns: ``[H, G, n]`` float32.
+        """
+        heads, group, window, tokens = logits.shape
+        if others is None:
+            others = torch.full((heads, group, window), float("-inf"))
+        result = torch.zeros((heads, group, tokens - first))
+        # A head that two threads share is summed apart by the second.
+        shared = torch.zeros((team().threads, tokens - first))
+        compiled = _squares_kernel(NUMPY_TYPE[logits.dtype])
+        _run(compiled, (logits, others.contiguous(), result, shared), (heads * group, window, tokens, first))
+        return result
+
+    def norms(self, values: Tensor, factors: Tensor) -> Tensor:
+        """``||v F||_2`` of every query head.
+
+        Args:
+            values: ``[n, H, D]`` in the pool's dtype.
+            factors: ``[H, D, G * D]`` in the same dtype: each query head's factor, side by side.
+        Returns: ``[H, G, n]`` float32.
+        """
+        heads, size, width = factors.shape
+        # The product of strided bfloat16 matrices takes three times as long as copying them first.
+        self._values.copy_(values.transpose(0, 1))
+        torch.bmm(self._values, factors, out=self._projected)
+        result = torch.empty((heads, width // size, values.shape[0]))
+        _run(_norms_kernel(NUMPY_TYPE[values.dtype], size), (self._projected, result), result.shape)
+        return result
 
 
 def warm_up(dtype: torch.dtype, size: int) -> None:
     """Compile both for a pool of this dtype."""
-    column_squares(torch.zeros(1, 1, 1, 8), None, 0)
-    projected_norms(torch.zeros(1, 1, size, dtype=dtype), torch.zeros(1, size, size, dtype=dtype))
+    factors = FusedFactors(dtype, (1, 1, 1, size))
+    factors.column_squares(torch.zeros(1, 1, 1, 1, dtype=factors.logits_dtype), None, 0)
+    factors.norms(torch.zeros(1, 1, size, dtype=dtype), torch.zeros(1, size, size, dtype=dtype))
 
 
-# The loops over one row stand alone: inside a prange body LLVM does not turn them into vector code.
+def _run(compiled: tuple[Any, Callable], tensors: tuple[Tensor, ...], sizes: tuple[int, ...]) -> None:
+    work, call = compiled
+    header = [team().parallel, team().number, work.address, team().threads]
+    words = np.array([*header, *(tensor.data_ptr() for tensor in tensors), *sizes], dtype=np.int64)
+    call(words_at(words))
+
+
 @cached_jit(fastmath=FAST, nogil=True, error_model="numpy")
-def _exponentials(row, most):  # type: ignore[no-untyped-def]
-    """In place; returns their sum."""
+def _exponentials(row, most, result):  # type: ignore[no-untyped-def]
+    """Into result [n]; returns their sum."""
     total = np.float32(0)
     for token in range(row.shape[0]):
-        value = exp_negative(row[token] - most)
-        row[token] = value
+        value = exp_negative(widen(row[token]) - most)
+        result[token] = value
         total += value
     return total
 
@@ -80,36 +104,95 @@ def _add_squares(row, scale, sums):  # type: ignore[no-untyped-def]
         sums[token] += share * share
 
 
-@cached_jit(fastmath=FAST, nogil=True, error_model="numpy")
-def _norms(rows, size, result):  # type: ignore[no-untyped-def]
-    for block in range(result.shape[0]):
-        for token in range(rows.shape[0]):
-            total = np.float32(0)
-            row = rows[token, block * size : (block + 1) * size]
-            for lane in range(row.shape[0]):
-                x = widen(row[lane])
-                total += x * x
-            result[block, token] = np.sqrt(total)
+@cached_jit(nogil=True, error_model="numpy")
+def _add(addend, sums):  # type: ignore[no-untyped-def]
+    for token in range(sums.shape[0]):
+        sums[token] += addend[token]
 
 
-@cached_jit(parallel=True, fastmath=FAST, nogil=True, error_model="numpy")
-def _column_squares(logits, most, others, first, result):  # type: ignore[no-untyped-def]
-    for head in numba.prange(logits.shape[0]):
-        for query in range(logits.shape[1]):
-            row = logits[head, query]
-            top = most[head, query]
-            other = others[head, query]
+@functools.cache
+def _squares_kernel(logits_type: Any) -> tuple[Any, Callable]:
+    @cached_jit(nogil=True, error_model="numpy")
+    def share(w, thread):  # type: ignore[no-untyped-def]
+        threads, heads, window, tokens, first = w[3], w[8], w[9], w[10], w[11]
+        logits = carray(pointer(w[4]), (heads * window, tokens), logits_type)
+        others = carray(pointer(w[5]), heads * window, np.float32)
+        result = carray(pointer(w[6]), (heads, tokens - first), np.float32)
+        shared = carray(pointer(w[7]), (threads, tokens - first), np.float32)
+        weights = np.empty(tokens, np.float32)
+        low, high = heads * window * thread // threads, heads * window * (thread + 1) // threads
+        for index in range(low, high):
+            row = logits[index]
+            top = highest(row)
+            if top == -np.inf:
+                continue
+            other = others[index]
             # Relative to the larger of both, so that neither overflows.
             base = max(top, other)
-            total = _exponentials(row, top) * np.exp(top - base)
+            total = _exponentials(row, top, weights) * np.exp(top - base)
             if other > -np.inf:
                 total += np.exp(other - base)
-            _add_squares(row[first:], np.float32(np.exp(top - base) / total), result[head])
+            scale = np.float32(np.exp(top - base) / total)
+            head = index // window
+            sums = result[head] if head * window >= low else shared[thread]
+            _add_squares(weights[first:], scale, sums)
+
+    @kernel()
+    def work(data):  # type: ignore[no-untyped-def]
+        w = carray(data, 12)
+        share(w, thread_number(w[1]))
+
+    @kernel()
+    def squares(data):  # type: ignore[no-untyped-def]
+        w = carray(data, 12)
+        threads, heads, window, columns = w[3], w[8], w[9], w[10] - w[11]
+        if threads > 1:
+            fork(w[0], w[2], data, threads)
+        else:
+            share(w, 0)
+        result = carray(pointer(w[6]), (heads, columns), np.float32)
+        shared = carray(pointer(w[7]), (threads, columns), np.float32)
+        for thread in range(threads):
+            low = heads * window * thread // threads
+            if low % window:
+                _add(shared[thread], result[low // window])
+
+    return work, c_function(squares)
 
 
-@cached_jit(parallel=True, fastmath=FAST, nogil=True, error_model="numpy")
-def _block_norms(projected, size, result):  # type: ignore[no-untyped-def]
-    heads, tokens, _ = projected.shape
-    for part in numba.prange(heads * 8):
-        head, low, high = part // 8, tokens * (part % 8) // 8, tokens * (part % 8 + 1) // 8
-        _norms(projected[head, low:high], size, result[head, :, low:high])
+@functools.cache
+def _norms_kernel(value_type: Any, size: int) -> tuple[Any, Callable]:
+    lanes = (0,) * (size // LANE)  # its length is part of its type, so the head size is a constant to the compiler
+
+    @cached_jit(fastmath=FAST, nogil=True, error_model="numpy")
+    def norm(row):  # type: ignore[no-untyped-def]
+        total = np.float32(0)
+        for lane in range(LANE * len(lanes)):
+            x = widen(row[lane])
+            total += x * x
+        return np.sqrt(total)
+
+    @cached_jit(nogil=True, error_model="numpy")
+    def share(w, thread):  # type: ignore[no-untyped-def]
+        threads, heads, group, tokens = w[3], w[6], w[7], w[8]
+        projected = carray(pointer(w[4]), (heads, tokens, group, LANE * len(lanes)), value_type)
+        result = carray(pointer(w[5]), (heads, group, tokens), np.float32)
+        for head in range(heads):
+            for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
+                for query_head in range(group):
+                    result[head, query_head, token] = norm(projected[head, token, query_head])
+
+    @kernel()
+    def work(data):  # type: ignore[no-untyped-def]
+        w = carray(data, 9)
+        share(w, thread_number(w[1]))
+
+    @kernel()
+    def norms(data):  # type: ignore[no-untyped-def]
+        w = carray(data, 9)
+        if w[3] > 1:
+            fork(w[0], w[2], data, w[3])
+        else:
+            share(w, 0)
+
+    return work, c_function(norms)

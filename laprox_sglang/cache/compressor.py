@@ -109,18 +109,28 @@ class Compressor:
         heads, group = pool.heads, queries.shape[2] // pool.heads
         select_rows = _rows_of(slots)
         fused = pool.device.type == "cpu" and not self.score.reads_attention
-        shape = (heads, group * window, slots.shape[0])
-        logits = torch.empty(shape, device=pool.device)
+        dtype = torch.float32
+        if fused:
+            from laprox_sglang.attention.cpu_scores import FusedFactors
+
+            factors = FusedFactors(pool.k.dtype, (heads, group, slots.shape[0] - first, pool.head_dim))
+            dtype = factors.logits_dtype
+        # [L, H, G * W, D]
+        query = queries.view(pool.layers, window, heads, group, -1).permute(0, 2, 3, 1, 4).to(dtype)
+        query = query.reshape(pool.layers, heads, group * window, -1)
+        # Buffers for all layers: fresh memory costs the operating system as much as a product.
+        keys = torch.empty((heads, slots.shape[0], pool.head_dim), dtype=dtype, device=pool.device)
+        logits = torch.empty((heads, group * window, slots.shape[0]), dtype=dtype, device=pool.device)
+        by_query = logits.view(heads, group, window, -1)
+        causal = causal.to(dtype)
         result = torch.empty((pool.layers, heads, slots.shape[0] - first), device=pool.device)
         for layer in range(pool.layers):
-            keys = select_rows(pool.k[layer]).transpose(0, 1).float()
-            query = queries[layer].float().view(window, heads, group, -1).permute(1, 2, 0, 3) * self.scales[layer]
-            torch.bmm(query.reshape(heads, group * window, -1), keys.transpose(1, 2), out=logits)
+            keys.copy_(select_rows(pool.k[layer]).transpose(0, 1))
+            torch.baddbmm(logits, query[layer], keys.transpose(1, 2), beta=0, alpha=self.scales[layer], out=logits)
             cap = self.caps[layer]
             if cap > 0:
                 logits.div_(cap).tanh_().mul_(cap)
-            by_query = logits.view(heads, group, window, -1)
-            by_query[..., shape[2] - late :] += causal
+            by_query[..., logits.shape[2] - late :] += causal
             others = None
             if listed is not None:
                 lse = self.attention.lse_of_lists(
@@ -129,7 +139,15 @@ class Compressor:
                 others = lse[0].view(window, heads, group).permute(1, 2, 0)
             values = select_rows(pool.v[layer])[first:]
             if fused:
-                view = self._fused_view(by_query, others, first, values, layer, visible)
+                view = LayerView(
+                    None,
+                    values,
+                    self.projection[layer],
+                    visible,
+                    column_squares=factors.column_squares(by_query, others, first),
+                    norms=factors.norms(values, self.factors[layer]),
+                    window=window,
+                )
             else:
                 total = torch.logsumexp(by_query, dim=-1)
                 total = total if others is None else torch.logaddexp(total, others)
@@ -137,21 +155,6 @@ class Compressor:
                 view = LayerView(attention, values, self.projection[layer], visible)
             result[layer] = self.score(view, self.options)
         return result, tokens
-
-    def _fused_view(
-        self, logits: Tensor, others: Tensor | None, first: int, values: Tensor, layer: int, visible: Tensor
-    ) -> LayerView:
-        from laprox_sglang.attention.cpu_scores import column_squares, projected_norms
-
-        return LayerView(
-            None,
-            values,
-            self.projection[layer],
-            visible,
-            column_squares=column_squares(logits, others, first),
-            norms=projected_norms(values, self.factors[layer]),
-            window=logits.shape[2],
-        )
 
     def _listed_batch(self, stretch: Stretch) -> RaggedBatch | None:
         assert self.tree is not None

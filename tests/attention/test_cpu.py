@@ -1,8 +1,5 @@
 """What only the CPU implementations have: cut lists, threads, the compile cache, the choice by length."""
 
-import logging
-
-import numba
 import numpy as np
 import pytest
 import torch
@@ -11,6 +8,7 @@ from ragged_cases import SHAPES, make_case, tolerance
 from laprox_sglang.attention import base, cpu_numba, cpu_sdpa
 from laprox_sglang.attention.cpu_numba import NumbaRaggedAttention
 from laprox_sglang.attention.torch_reference import TorchRaggedAttention
+from laprox_sglang.jit import openmp
 
 
 def agrees(attention, case):
@@ -18,13 +16,23 @@ def agrees(attention, case):
     torch.testing.assert_close(out, TorchRaggedAttention().forward(*case.arguments()), **tolerance(case.q.dtype))
 
 
+@pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("threads", [2, 3, 7, 50])
 @pytest.mark.parametrize("shape", ["decode_one", "decode_long", "extend_short", "mixed"])
-def test_cut_lists_are_merged(monkeypatch, threads, shape):
-    """The serial kernel, made to cut its work for that many threads."""
-    serial = cpu_numba.attend
-    monkeypatch.setattr(cpu_numba, "attend", lambda _, *arguments: serial(threads, *arguments))
+def test_cut_lists_are_merged(monkeypatch, parallel, threads, shape):
+    """Cut for that many threads, on torch's own or all on one."""
+    team = openmp.team()
+    assert team.parallel and team.number, "torch's OpenMP runtime was not found"
+    monkeypatch.setattr(cpu_numba, "PARALLEL_FROM", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(cpu_numba, "team", lambda: CutForThreads(team.parallel if parallel else 0, team.number))
     agrees(NumbaRaggedAttention(), make_case(**SHAPES[shape]))
+
+
+class CutForThreads(openmp.Team):
+    @property
+    def threads(self):
+        return torch.get_num_threads()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5, 64])
@@ -45,16 +53,6 @@ def test_plan_covers_every_list_once_and_evenly(threads):
     assert covered == {(b, h): n for (b, h), n in np.ndenumerate(lengths) if q_len[b] <= 20}
     cost = [sum(q_len[b] * (high - low) for b, _, low, high in pieces[share[t] : share[t + 1]]) for t in range(threads)]
     assert max(cost) <= sum(cost) / threads + 2 * 20
-
-
-@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two numba threads")
-def test_threads(monkeypatch):
-    monkeypatch.setattr(cpu_numba, "PARALLEL_FROM", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(cpu_numba, "attend", None)  # the parallel kernel must be the one that runs
-    for shape in SHAPES.values():
-        agrees(NumbaRaggedAttention(), make_case(**shape))
-    assert numba.threading_layer() == "workqueue"
 
 
 def test_queries_that_are_a_view():
@@ -104,27 +102,17 @@ def test_extend_never_forms_the_square(monkeypatch):
     assert sum(products) <= 2 * 2 * 40 * (2000 + 40)
 
 
-def test_no_cache_folder_is_no_failure(monkeypatch, caplog):
-    real = numba.njit
-
-    def refuse(cache=False, **options):
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return real(**options)
-
-    monkeypatch.setattr(numba, "njit", refuse)
-    with caplog.at_level(logging.WARNING):
-        doubled = cpu_numba.cached_jit(nogil=True)(lambda x: 2 * x)
-    assert doubled(21) == 42 and "compiled again" in caplog.text
+def test_results_are_written_in_the_dtype_of_the_output():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        case = make_case(**SHAPES["decode_five"], dtype=dtype)
+        assert NumbaRaggedAttention().forward(*case.arguments()).dtype == dtype
+        agrees(NumbaRaggedAttention(), case)
 
 
-def test_warm_up_compiles_what_a_decode_step_runs(monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+def test_warm_up_compiles_what_a_decode_step_runs():
     attention = base.create("cpu")
-    attention.warm_up(torch.float32, 72, 2)
-    kernels = [cpu_numba.attend] + ([cpu_numba.attend_parallel] if numba.config.NUMBA_NUM_THREADS > 1 else [])
-    before = [len(kernel.signatures) for kernel in kernels]
-    monkeypatch.setattr(cpu_numba, "PARALLEL_FROM", 10_000)
+    attention.warm_up(torch.bfloat16, 72, 2)
+    before = cpu_numba.attend_kernel.cache_info().misses
     for shape in ("decode_five", "decode_one"):
-        agrees(attention, make_case(**SHAPES[shape], group=2, head_dim=72))
-    assert [len(kernel.signatures) for kernel in kernels] == before
+        agrees(attention, make_case(**SHAPES[shape], group=2, head_dim=72, dtype=torch.bfloat16))
+    assert cpu_numba.attend_kernel.cache_info().misses == before
