@@ -43,6 +43,8 @@ class RaggedBatch:
     tail_start_host: np.ndarray
     seq_len_host: np.ndarray
     q_start_host: np.ndarray
+    row_work: np.ndarray
+    """[B] int64 on the host, (new token, row) pairs of a request in one list, in the mean over its lists."""
     num_kv_heads: int
 
     @classmethod
@@ -69,6 +71,7 @@ class RaggedBatch:
         q_start = np.zeros(len(q_len) + 1, dtype=np.int64)
         np.cumsum(q_len, out=q_start[1:])
         indptr, starts, lengths = host(indptr), host(tail_start), host(seq_len)
+        listed = (indptr[:, -1] - indptr[:, 0]) // (indptr.shape[1] - 1)
         return cls(
             rows=rows,
             indptr=device(indptr),
@@ -81,6 +84,7 @@ class RaggedBatch:
             tail_start_host=starts,
             seq_len_host=lengths,
             q_start_host=q_start,
+            row_work=np.diff(q_start) * (listed + lengths - starts),
             num_kv_heads=num_kv_heads,
         )
 

@@ -28,16 +28,16 @@ PARALLEL_FROM = 100_000
 
 
 @cached_jit(nogil=True, error_model="numpy")
-def plan(threads, longest, layer, heads, arrays):  # type: ignore[no-untyped-def]
+def plan(threads, skip, layer, heads, arrays):  # type: ignore[no-untyped-def]
     """Cut the lists into pieces [P, 4] (request, head, low, high), in order, and give thread t the pieces
-    [share[t], share[t + 1]), the same number of (row, query) pairs to each. Requests with more than ``longest`` new
-    tokens get none. Also returns the most new tokens."""
+    [share[t], share[t + 1]), the same number of (row, query) pairs to each. Requests that ``skip`` [B] marks get
+    none. Also returns the most new tokens."""
     _, indptr, _, _, tail_start, seq_len, q_start = arrays
     requests = len(tail_start)
     cost, most = 0, 0
     for b in range(requests):
         new = q_start[b + 1] - q_start[b]
-        if new > longest:
+        if skip[b]:
             continue
         most = max(most, new)
         listed = indptr[b, (layer + 1) * heads] - indptr[b, layer * heads]
@@ -47,7 +47,7 @@ def plan(threads, longest, layer, heads, arrays):  # type: ignore[no-untyped-def
     count, thread, done = 0, 0, 0
     for b in range(requests):
         new = q_start[b + 1] - q_start[b]
-        if new > longest:
+        if skip[b]:
             continue
         for h in range(heads):
             at = layer * heads + h
@@ -193,7 +193,7 @@ def run_piece(  # type: ignore[no-untyped-def]
 ROWS, INDPTR, SLOTS, POOL_INDEX, TAIL_START, SEQ_LEN, Q_START = range(7)
 LISTED, REQUESTS, LISTS, HEADS, TABLE_ROWS, TABLE_WIDTH = range(7, 13)
 K, V, POOL_ROWS, Q, Q_STRIDE, GROUP, TOKENS, OUT = range(13, 21)
-LAYER, LONGEST, REALS, THREADS, PARALLEL, NUMBER, WORK = range(21, 28)
+LAYER, SKIP, REALS, THREADS, PARALLEL, NUMBER, WORK = range(21, 28)
 PIECES, SHARE, TOP, TOTAL, ACC, COUNT, MOST, WORDS = range(28, 36)
 
 
@@ -248,7 +248,8 @@ def attend_kernel(pool_type: Any, out_type: Any, head_dim: int) -> tuple[Any, Ca
         w = carray(data, WORDS)
         arrays = batch_arrays(w)
         size, heads, group, threads = LANE * len(lanes), w[HEADS], w[GROUP], w[THREADS]
-        pieces, share, most = plan(threads, w[LONGEST], w[LAYER], heads, arrays)
+        skip = carray(pointer(w[SKIP]), w[REQUESTS], np.bool_)
+        pieces, share, most = plan(threads, skip, w[LAYER], heads, arrays)
         top, total, acc = parts(len(pieces), most * group, size)
         w[PIECES], w[SHARE], w[COUNT], w[MOST] = pieces.ctypes.data, share.ctypes.data, len(pieces), most
         w[TOP], w[TOTAL], w[ACC] = top.ctypes.data, total.ctypes.data, acc.ctypes.data
@@ -265,13 +266,14 @@ def attend_kernel(pool_type: Any, out_type: Any, head_dim: int) -> tuple[Any, Ca
 
 
 class NumbaRaggedAttention(RaggedAttention):
-    """For CPU tensors in float32, bfloat16 or float16, head_dim a multiple of 8. Requests with more than ``longest``
-    new tokens are passed over; their part of the output is undefined."""
+    """For CPU tensors in float32, bfloat16 or float16, head_dim a multiple of 8. Requests whose ``work`` is above
+    ``most_work`` are passed over; their part of the output stays as it is."""
 
     name = "numba"
 
-    def __init__(self, longest: int = 1 << 30) -> None:
-        self.longest = longest
+    def __init__(self, most_work: int = 1 << 62) -> None:
+        self.most_work = most_work
+        self._skip = np.zeros(0, dtype=np.bool_)
         self._reference = TorchRaggedAttention()
         self._batch: RaggedBatch | None = None
         self._words = np.zeros(WORDS, dtype=np.int64)
@@ -321,10 +323,11 @@ class NumbaRaggedAttention(RaggedAttention):
         words[[ROWS, SLOTS, POOL_INDEX, K, V]] = [tensor.data_ptr() for tensor in tensors]
         words[[LISTED, REQUESTS, LISTS, HEADS]] = [len(batch.rows), batch.size, batch.indptr.shape[1] - 1, heads]
         words[[TABLE_ROWS, TABLE_WIDTH]] = batch.slots.shape
-        words[[POOL_ROWS, LONGEST]] = [k_rows.shape[0], self.longest]
+        self._skip = batch.row_work > self.most_work
+        words[[POOL_ROWS, SKIP]] = [k_rows.shape[0], self._skip.ctypes.data]
         words[[REALS, PARALLEL, NUMBER]] = [self._reals.ctypes.data, team().parallel, team().number]
         listed = np.diff(batch.indptr_host[:, ::heads], axis=1)
-        q_len = np.where(batch.q_len_host > self.longest, 0, batch.q_len_host)
+        q_len = np.where(self._skip, 0, batch.q_len_host)
         # [L], (row, query) pairs
         self._work = q_len @ (listed + heads * (batch.seq_len_host - batch.tail_start_host)[:, None])
         self._threads = team().threads

@@ -7,6 +7,7 @@ tokens after a prefix of P cost T * (P + T / 2), never (P + T) squared.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,20 +15,21 @@ from laprox_sglang.attention.base import RaggedAttention, RaggedBatch
 from laprox_sglang.attention.cpu_numba import NumbaRaggedAttention
 from laprox_sglang.attention.torch_reference import TorchRaggedAttention, capped, listed_rows, tail_slots
 
-# Requests with at most this many new tokens walk their rows in place; more are worth a gather and matmuls
-# (measured with 3 query heads in a group and 600 and 6,000 rows in a list).
-SHORT = 8
+# Requests with at most this many (new token, row) pairs for each list walk their rows in place; more are worth a gather
+# and matmuls. Measured with 3 query heads in a group, both take the same time at 16 new tokens and 6,000 rows; at 20
+# and 600 walking takes a quarter.
+WALKED_WORK = 90_000
 # Queries for which the capped path forms logits at a time.
 QUERY_BLOCK = 128
 
 
 class SdpaRaggedAttention(RaggedAttention):
-    """Loops over requests. Passes over those with fewer than ``shortest`` new tokens: their output stays as it is."""
+    """Loops over requests. Passes over those whose work is at most ``least_work``: their output stays as it is."""
 
     name = "sdpa"
 
-    def __init__(self, shortest: int = 1) -> None:
-        self.shortest = shortest
+    def __init__(self, least_work: int = 0) -> None:
+        self.least_work = least_work
         self._reference = TorchRaggedAttention()
 
     def forward(
@@ -44,11 +46,9 @@ class SdpaRaggedAttention(RaggedAttention):
         out = torch.empty_like(q) if out is None else out
         heads, head_dim = batch.num_kv_heads, q.shape[2]
         of_head = layer * batch.slot_stride(k_rows) * heads + torch.arange(heads)[:, None]
-        for request in range(batch.size):
+        for request in np.flatnonzero(batch.row_work > self.least_work).tolist():
             first, last = int(batch.q_start_host[request]), int(batch.q_start_host[request + 1])
             new = last - first
-            if new < self.shortest:
-                continue
             dense = tail_slots(batch, request) * heads + of_head  # [H, tail]
             older, newest = dense[:, :-new], dense[:, -new:]
             prefix = [torch.cat([listed_rows(batch, request, layer, h), older[h]]) for h in range(heads)]
@@ -119,13 +119,13 @@ def capped_attention(
 
 
 class CpuRaggedAttention(RaggedAttention):
-    """Each request by its number of new tokens: rows in place (numba), or gathered (flash attention)."""
+    """Each request by its work: rows in place (numba), or gathered (flash attention)."""
 
     name = "cpu"
 
     def __init__(self) -> None:
-        self.short = NumbaRaggedAttention(longest=SHORT)
-        self.long = SdpaRaggedAttention(shortest=SHORT + 1)
+        self.short = NumbaRaggedAttention(most_work=WALKED_WORK)
+        self.long = SdpaRaggedAttention(least_work=WALKED_WORK)
 
     def forward(
         self,
@@ -139,10 +139,10 @@ class CpuRaggedAttention(RaggedAttention):
         out: Tensor | None = None,
     ) -> Tensor:
         out = torch.empty_like(q) if out is None else out
-        q_len = batch.q_len_host
-        if q_len.min() <= SHORT:
+        work = batch.row_work
+        if work.min() <= WALKED_WORK:
             self.short.forward(q, k_rows, v_rows, layer, batch, scale, logit_cap, out)
-        if q_len.max() > SHORT:
+        if work.max() > WALKED_WORK:
             self.long.forward(q, k_rows, v_rows, layer, batch, scale, logit_cap, out)
         return out
 

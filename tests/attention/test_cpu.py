@@ -41,8 +41,8 @@ def test_plan_covers_every_list_once_and_evenly(threads):
     batch, heads = case.batch, case.batch.num_kv_heads
     host = (batch.tail_start_host, batch.seq_len_host, batch.q_start_host)
     arrays = (batch.rows.numpy(), batch.indptr_host, batch.slots.numpy(), batch.pool_index.numpy(), *host)
-    pieces, share, most = cpu_numba.plan(threads, 20, case.layer, heads, arrays)
     q_len = batch.q_len_host
+    pieces, share, most = cpu_numba.plan(threads, q_len > 20, case.layer, heads, arrays)
     assert most == 20 and share[0] == 0 and share[-1] == len(pieces)
     covered = {}
     for b, h, low, high in pieces.tolist():
@@ -75,15 +75,16 @@ def test_odd_head_dim_is_refused_with_the_remedy():
         base.create("numba").forward(*case.arguments())
 
 
-def test_cpu_default_sends_each_request_where_its_length_says(monkeypatch):
-    case = make_case(q_len=[1, cpu_sdpa.SHORT, cpu_sdpa.SHORT + 1], tail=[1, 20, 20], lists=[9, 9, 9])
+def test_cpu_default_sends_each_request_where_its_work_says():
+    rows = cpu_sdpa.WALKED_WORK // 20
+    case = make_case(q_len=[1, 20, 20], tail=[1, 20, 20], lists=[9, 9, 4 * rows], kv_heads=1, group=1)
+    assert (case.batch.row_work > cpu_sdpa.WALKED_WORK).tolist() == [False, False, True]
     attention = base.choose("cpu")
     assert attention.name == "cpu"
     short = attention.short.forward(*case.arguments(), out=case.poisoned_out())
     long = attention.long.forward(*case.arguments(), out=case.poisoned_out())
-    cut = 1 + cpu_sdpa.SHORT
-    assert short[:cut].isfinite().all() and short[cut:].isnan().all()
-    assert long[:cut].isnan().all() and long[cut:].isfinite().all()
+    assert short[:21].isfinite().all() and short[21:].isnan().all()
+    assert long[:21].isnan().all() and long[21:].isfinite().all()
     agrees(attention, case)
 
 
