@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import device_units, dot_precision, widen_dots
+
 BLOCK_N = 64
 # A split shorter than this spends more on its partial result than it gains.
 LEAST_SPLIT = 256
@@ -142,8 +144,7 @@ def merge_kernel(
 
 def splits_for(programs: int, device: torch.device) -> int:
     """A power of 2 of splits that fills the device, with some to spare: heads keep very unequal numbers of rows."""
-    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return min(MOST_SPLITS, max(8, triton.next_power_of_2(triton.cdiv(4 * units, programs))))
+    return min(MOST_SPLITS, max(8, triton.next_power_of_2(triton.cdiv(4 * device_units(device), programs))))
 
 
 def workspace_numel(tokens: int, query_heads: int, head_dim: int, splits: int) -> int:
@@ -161,16 +162,6 @@ def divide_workspace(q: Tensor, splits: int, workspace: Tensor | None) -> tuple[
         raise ValueError(f"the workspace must be float32 with at least {numel} numbers (see workspace_numel)")
     parts = splits * tokens * query_heads
     return workspace[: parts * head_dim], workspace[parts * head_dim : numel]
-
-
-def dot_precision(k_rows: Tensor) -> str:
-    """float32 pools are for exactness: no TF32."""
-    return "ieee" if k_rows.dtype == torch.float32 else "tf32"
-
-
-def widen_dots(k_rows: Tensor) -> bool:
-    """Triton's interpreter multiplies the bits of bfloat16 numbers, so there they become float32 first."""
-    return triton.knobs.runtime.interpret and k_rows.dtype == torch.bfloat16
 
 
 def check_inputs(q: Tensor, k_rows: Tensor, v_rows: Tensor) -> None:

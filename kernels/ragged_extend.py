@@ -9,19 +9,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import dot_precision, widen_dots
 from .ragged_decode import (
     BLOCK_N,
     LEAST_SPLIT,
     LOG2E,
     check_inputs,
     divide_workspace,
-    dot_precision,
     merge_kernel,
     split_range,
     splits_for,
     store_part,
     walk,
-    widen_dots,
 )
 
 BLOCK_M = 64
