@@ -28,7 +28,7 @@ WAVES = 4
 LEAST_BLOCKS = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def window_lse_kernel(
     q_ptr, k_ptr, slots_ptr, lse_ptr, n, heads, rows,
     q_stride_l, q_stride_w, q_stride_h, k_stride_l, k_stride_s, scale, cap,
@@ -79,7 +79,7 @@ def window_lse_kernel(
     tl.store(lse_ptr + at, lse, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n", "first"])
 def column_norms_kernel(
     q_ptr, k_ptr, slots_ptr, lse_ptr, out_ptr, n, first, heads, lse_stride_l, lse_stride_h, lse_stride_g,
     q_stride_l, q_stride_w, q_stride_h, k_stride_l, k_stride_s, scale, cap,
@@ -128,7 +128,7 @@ def column_norms_kernel(
         tl.store(out_ptr + of_list * (n - first) + t - first, mean / G, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def pooled_scores_kernel(
     attention_ptr, norms_ptr, out_ptr, n,
     GROUPS: tl.constexpr, KERNEL: tl.constexpr, BLOCK: tl.constexpr,
@@ -237,7 +237,7 @@ def pooled_scores(attention: Tensor, norms: Tensor, kernel: int, out: Tensor | N
 
 def window_logits(q: Tensor, k: Tensor, slots: Tensor, scale: float, logit_cap: float = 0.0) -> Tensor:
     """[L, H, G, W, n] float64, -inf where a query does not see a token: what the passes never write."""
-    layers, window, query_heads, _ = q.shape
+    window, query_heads = q.shape[1:3]
     heads, n = k.shape[2], slots.shape[0]
     query = q.to(k.dtype).double().unflatten(2, (heads, query_heads // heads))
     logits = torch.einsum("lwhgd,lnhd->lhgwn", query, k[:, slots].double()) * scale

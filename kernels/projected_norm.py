@@ -17,7 +17,7 @@ BLOCK_T = 128
 BLOCK_C = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n"])
 def projected_norm_kernel(
     v_ptr, slots_ptr, factors_ptr, out_ptr, n, heads, v_stride_l, v_stride_s,
     G: tl.constexpr, D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_D: tl.constexpr,
