@@ -122,7 +122,7 @@ def ragged_extend(
         programs = blocks * num_kv_heads * requests
         splits = splits_for(programs, q.device) if programs < 64 else 1
     # One split writes to out; acc and lse are then never touched.
-    acc, lse = (out, out) if splits == 1 else divide_workspace(q, splits, workspace)
+    acc, lse = (out, out) if splits == 1 else divide_workspace(q.shape, splits, workspace, q.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
     extend_kernel[(blocks * splits, num_kv_heads, requests)](
         q, k_rows, v_rows, rows, indptr, slots, pool_index, tail_start, seq_len, q_start, out, acc, lse,
