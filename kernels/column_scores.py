@@ -23,6 +23,7 @@ BLOCK_N = 64
 BLOCK_T = 128
 BLOCK_W = 32
 BLOCK_POOL = 512
+STAGES = 3  # as in ragged_decode: slots are fetched one turn ahead of the keys
 # Programs per multiprocessor that the first pass splits for, and the fewest token blocks that are worth a split.
 WAVES = 4
 LEAST_BLOCKS = 8
@@ -181,7 +182,7 @@ def window_lse(
         scale, logit_cap,
         G=query_heads // heads, W=window, D=head_dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=padded(head_dim),
         SPLITS=splits, HAS_CAP=logit_cap > 0, PRECISION=dot_precision(k), WIDEN=widen_dots(k),
-        num_warps=4, num_stages=3,
+        num_warps=4, num_stages=STAGES,
     )  # fmt: skip
     return lse[0] if splits == 1 else torch.logsumexp(lse, dim=0)
 

@@ -20,6 +20,9 @@ BLOCK_N = 64
 # A split shorter than this spends more on its partial result than it gains.
 LEAST_SPLIT = 256
 MOST_SPLITS = 64
+# Rows are fetched through their ids: with 3 stages the ids are fetched one turn ahead of the rows (with 2, a turn of
+# the loop would wait for its ids first), and rows one turn ahead of their use.
+STAGES = 3
 LOG2E = 1.4426950408889634
 
 
@@ -241,7 +244,7 @@ def ragged_decode(
         scale, logit_cap,
         G=group, D=head_dim, BLOCK_M=padded(group), BLOCK_N=BLOCK_N, BLOCK_D=block_d,
         FIELDS=FIELDS, HAS_CAP=logit_cap > 0, PRECISION=dot_precision(k_rows),
-        WIDEN=widen_dots(k_rows), num_warps=4, num_stages=2,
+        WIDEN=widen_dots(k_rows), num_warps=4, num_stages=STAGES,
     )  # fmt: skip
     merge_pieces_kernel[(query_heads, requests)](
         acc, lse, plan.first, out, out.stride(0), out.stride(1), layer, num_kv_heads, requests * num_kv_heads,

@@ -14,6 +14,7 @@ from .ragged_decode import (
     BLOCK_N,
     LEAST_SPLIT,
     LOG2E,
+    STAGES,
     check_inputs,
     divide_workspace,
     merge_kernel,
@@ -130,7 +131,7 @@ def ragged_extend(
         slots.stride(0), tokens, scale, logit_cap,
         G=group, D=head_dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=block_d, SPLITS=splits, LEAST=LEAST_SPLIT,
         HAS_CAP=logit_cap > 0, TAIL=True, WITH_V=True, PRECISION=dot_precision(k_rows),
-        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=2,
+        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(query_heads, tokens)](
@@ -164,7 +165,7 @@ def ragged_lse(
         scale, logit_cap,
         G=group, D=head_dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=block_d, SPLITS=1, LEAST=LEAST_SPLIT,
         HAS_CAP=logit_cap > 0, TAIL=False, WITH_V=False, PRECISION=dot_precision(k_rows),
-        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=2,
+        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return lse.div_(LOG2E)
 
