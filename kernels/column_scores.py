@@ -29,11 +29,11 @@ WAVES = 4
 LEAST_BLOCKS = 8
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "W"])
 def window_lse_kernel(
-    q_ptr, k_ptr, slots_ptr, lse_ptr, n, heads, rows,
+    q_ptr, k_ptr, slots_ptr, lse_ptr, n, W, heads,
     q_stride_l, q_stride_w, q_stride_h, k_stride_l, k_stride_s, scale, cap,
-    G: tl.constexpr, W: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, SPLITS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Program (block of queries and split, kv head, layer). Row m is head m // W of the group and query m % W.
@@ -76,15 +76,15 @@ def window_lse_kernel(
         top = highest
     # NaN is neither seen nor -inf: it must not pass for an empty split.
     lse = tl.where(top == float("-inf"), float("-inf"), (top + tl.log2(total)) * 0.6931471805599453)
-    at = ((split.to(tl.int64) * tl.num_programs(2) + layer) * heads + h) * rows + m
+    at = ((split.to(tl.int64) * tl.num_programs(2) + layer) * heads + h) * (G * W) + m
     tl.store(lse_ptr + at, lse, mask=valid)
 
 
-@triton.jit(do_not_specialize=["n", "first"])
+@triton.jit(do_not_specialize=["n", "first", "W", "lse_stride_l", "lse_stride_h", "lse_stride_g"])
 def column_norms_kernel(
-    q_ptr, k_ptr, slots_ptr, lse_ptr, out_ptr, n, first, heads, lse_stride_l, lse_stride_h, lse_stride_g,
+    q_ptr, k_ptr, slots_ptr, lse_ptr, out_ptr, n, first, W, heads, lse_stride_l, lse_stride_h, lse_stride_g,
     q_stride_l, q_stride_w, q_stride_h, k_stride_l, k_stride_s, scale, cap,
-    G: tl.constexpr, W: tl.constexpr, D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_W: tl.constexpr,
     BLOCK_D: tl.constexpr, MEAN: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Program (block of tokens, kv head, layer): tokens are the rows of the product, so that the sum over the window
@@ -99,7 +99,7 @@ def column_norms_kernel(
     element = k.dtype
     if WIDEN:
         k = k.to(tl.float32)
-    share = W / tl.maximum(tl.minimum(n - t, W), 1).to(tl.float32)
+    share = W / tl.maximum(tl.minimum(n - t, W), 1)
     mean = tl.zeros([BLOCK_T], tl.float32)
     of_list = layer * heads + h
     for g in range(G):
@@ -178,9 +178,9 @@ def window_lse(
         splits = max(1, min(triton.next_power_of_2(wanted), n // (LEAST_BLOCKS * BLOCK_N)))
     lse = torch.empty(splits, layers, heads, query_heads // heads, window, dtype=torch.float32, device=q.device)
     window_lse_kernel[(blocks * splits, heads, layers)](
-        q, k, slots, lse, n, heads, rows, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1),
+        q, k, slots, lse, n, window, heads, q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1),
         scale, logit_cap,
-        G=query_heads // heads, W=window, D=head_dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=padded(head_dim),
+        G=query_heads // heads, D=head_dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=padded(head_dim),
         SPLITS=splits, HAS_CAP=logit_cap > 0, PRECISION=dot_precision(k), WIDEN=widen_dots(k),
         num_warps=4, num_stages=STAGES,
     )  # fmt: skip
@@ -211,9 +211,9 @@ def column_norms(
     out = torch.empty(shape, dtype=torch.float32, device=q.device) if out is None else out
     lse = lse.contiguous()
     column_norms_kernel[(triton.cdiv(n - first, BLOCK_T), heads, layers)](
-        q, k, slots, lse, out, n, first, heads, lse.stride(0), lse.stride(1), lse.stride(2),
+        q, k, slots, lse, out, n, first, window, heads, lse.stride(0), lse.stride(1), lse.stride(2),
         q.stride(0), q.stride(1), q.stride(2), k.stride(0), k.stride(1), scale, logit_cap,
-        G=group, W=window, D=head_dim, BLOCK_T=BLOCK_T, BLOCK_W=min(BLOCK_W, padded(window)),
+        G=group, D=head_dim, BLOCK_T=BLOCK_T, BLOCK_W=BLOCK_W,
         BLOCK_D=padded(head_dim), MEAN=mean, HAS_CAP=logit_cap > 0, PRECISION=dot_precision(k), WIDEN=widen_dots(k),
         num_warps=4, num_stages=2,
     )  # fmt: skip

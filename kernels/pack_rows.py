@@ -126,11 +126,13 @@ def move_rows(pools: tuple[Tensor, ...], source: Tensor, target: Tensor) -> None
 
     Targets must differ from each other.
     """
+    if source.shape[0] > 0:
+        _copy(pools, source, target, column_width(source.shape[0], pools[0].shape[1], pools[0].element_size()))
+
+
+def _copy(pools: tuple[Tensor, ...], source: Tensor, target: Tensor, width: int) -> None:
     count = source.shape[0]
-    if count == 0:
-        return
     for rows in pools:
-        width = column_width(count, rows.shape[1], rows.element_size())
         scratch = torch.empty(count, width, dtype=rows.dtype, device=rows.device)
         block = max(1, 4096 // width)
         grid = (triton.cdiv(count, block),)
@@ -200,6 +202,17 @@ def split_rows(
     # One move for both: a half's target may be a row that the other half still has to read.
     move_rows((k.view(-1, head_dim), v.view(-1, head_dim)), row_ids, target)
     return (left_rows, left_positions, left_indptr), (right_rows, right_positions, indptr - left_indptr)
+
+
+def warm_up(k: Tensor, v: Tensor, slots: Tensor, positions: Tensor, indptr: Tensor) -> None:
+    """Compile what packing and splitting run. slots: [1], the padding slot, which may be written; positions: all 0."""
+    row_ids = pack_rows(k, v, slots, torch.zeros_like(positions), indptr, slots.shape[0])
+    split_rows(k, v, row_ids, torch.zeros_like(positions), indptr.long(), 1, len(row_ids), slots, (len(slots), 0))
+    rows = k.view(-1, k.shape[3])
+    width = column_width(1, rows.shape[1], rows.element_size())
+    while width * rows.element_size() >= LEAST_BYTES:
+        _copy((rows,), row_ids[:1], row_ids[:1], width)
+        width //= 2
 
 
 def packed_rows_reference(slots, entries, layers, heads, slot_stride):  # type: ignore[no-untyped-def]

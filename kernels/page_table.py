@@ -49,7 +49,7 @@ def offsets_of(parts_ptr, part, list_index, mask, FIELDS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["requests"])
 def page_table_kernel(
-    parts_ptr, rows_ptr, indptr_ptr, total, requests, lists, heads, slot_stride,
+    parts_ptr, rows_ptr, indptr_ptr, requests, lists, heads, slot_stride,
     LAYER_MAJOR: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, FIELDS: tl.constexpr,
 ):  # fmt: skip
     """Program (list, part, lane). A part's fields: address of values, address of offsets or 0, tokens, bytes of a slot,
@@ -143,7 +143,7 @@ def page_table(
         raise ValueError(f"{total} rows and offsets {(height, width)} do not fit {rows.shape} and {indptr.shape}")
     table = torch.tensor(fields, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
     page_table_kernel[(lists, count, LANES)](
-        table, rows, indptr, total, len(requests), lists, heads, slot_stride,
+        table, rows, indptr, len(requests), lists, heads, slot_stride,
         LAYER_MAJOR=layer_major, PARTS=PARTS, LANES=LANES, BLOCK=BLOCK, FIELDS=FIELDS, num_warps=4,
     )  # fmt: skip
     return rows, indptr

@@ -155,7 +155,7 @@ def merge_pieces_kernel(
     tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=d < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def merge_kernel(
     acc_ptr, lse_ptr, out_ptr, out_stride_t, out_stride_h, tokens, query_heads,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,

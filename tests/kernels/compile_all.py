@@ -76,7 +76,7 @@ def extends(group, head_dim, **more):
 
 def window(group, head_dim, **more):
     block_d = triton.next_power_of_2(head_dim)
-    return dict(G=group, W=32, D=head_dim, BLOCK_D=block_d, HAS_CAP=False, PRECISION="tf32", WIDEN=False) | more
+    return dict(G=group, D=head_dim, BLOCK_D=block_d, HAS_CAP=False, PRECISION="tf32", WIDEN=False) | more
 
 
 def lse_of(group, head_dim):
