@@ -55,7 +55,7 @@ def check_attention(case, first, scale, cap, mean=True, splits=1):
     torch.testing.assert_close(out, expected, rtol=2e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(("n", "window", "first"), [(1, 1, 0), (63, 5, 0), (100, 32, 33), (40, 40, 39), (500, 17, 1)])
+@pytest.mark.parametrize(("n", "window", "first"), [(1, 1, 0), (63, 5, 0), (100, 32, 33), (40, 40, 39), (200, 17, 1)])
 def test_columns_at_odd_sizes(n, window, first):
     check_attention(make(n, window), first, 0.125, 0.0, splits=1 if n < 100 else 4)
 
@@ -88,10 +88,9 @@ def test_nan_in_a_key_is_not_hidden():
     assert columns.column_norms(q, k, slots, lse, 0, 0.125)[1, 0].isnan().all()
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("mean", [True, False])
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 80), (5, 96), (7, 128), (2, 256)])
-def test_projected_norms(dtype, mean, group, head_dim):
+@pytest.mark.parametrize(("group", "head_dim"), SIZES)
+def test_projected_norms(group, head_dim):
+    dtype, mean = TYPES[group % 3], group % 2 == 0
     _, _, v, slots = make(35, 1, group, head_dim, dtype, layers=2)
     factors = torch.randn(2, 2, head_dim, group * head_dim).to(dtype).to(DEVICE)
     out = poisoned(2, 2, 1 if mean else group, 35)
@@ -109,8 +108,10 @@ def test_pooled_scores(n, kernel, groups):
     torch.testing.assert_close(out, columns.pooled_scores_reference(attention, norms, kernel), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("rule", ["mean_attention", "mean_score"])
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rule", "dtype"),
+    [("mean_attention", torch.float32), ("mean_attention", torch.bfloat16), ("mean_score", torch.float16)],
+)
 def test_the_score_is_the_policys(rule, dtype):
     """The kernels together, against LaProx on whole tensors in the same dtype."""
     q, k, v, slots = make(70, 8, 3, dtype=dtype)

@@ -14,7 +14,7 @@ from laprox_sglang.policy.select import select as policy_select
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(selection, "BLOCK", 32)
+    monkeypatch.setattr(selection, "BLOCK", 64)
     monkeypatch.setattr(selection, "SPAN", 64)
 
 
@@ -31,8 +31,10 @@ def none_protected(n):
     return torch.zeros(n, dtype=torch.bool)
 
 
-@pytest.mark.parametrize(("layers", "heads", "n"), [(1, 1, 1), (2, 3, 63), (1, 2, 100), (3, 1, 33)])
-@pytest.mark.parametrize("share", [0.0, 0.05, 0.5, 1.0])
+@pytest.mark.parametrize(
+    ("layers", "heads", "n", "share"),
+    [(1, 1, 1, 1.0), (2, 3, 63, 0.05), (1, 2, 100, 0.5), (3, 1, 33, 0.0), (3, 1, 33, 0.5), (3, 1, 33, 1.0)],
+)
 def test_sizes(layers, heads, n, share):
     torch.manual_seed(n)
     check(torch.rand(layers, heads, n), round(share * layers * heads * n), none_protected(n))
@@ -45,15 +47,14 @@ def test_many_blocks(monkeypatch):
     check(torch.rand(1, 1, 2000), 100, none_protected(2000))
 
 
-@pytest.mark.parametrize("total", [1, 7, 50, 161])
-@pytest.mark.parametrize("values", [1, 2, 5])
+@pytest.mark.parametrize(("values", "total"), [(1, 1), (1, 20), (1, 161), (2, 7), (5, 50)])
 def test_ties(values, total):
     """Few different scores: which of the equal ones are kept is decided by position, layer, head."""
     torch.manual_seed(values)
     check(torch.randint(values, (3, 2, 27)).float() / 8, total, none_protected(27))
 
 
-@pytest.mark.parametrize("total", [1, 5, 12, 13, 70])
+@pytest.mark.parametrize("total", [5, 12, 70])
 def test_protected_positions_come_first(total):
     torch.manual_seed(total)
     protected = none_protected(40)
@@ -65,7 +66,7 @@ def test_unusual_numbers():
     """Negative, tiny, huge, infinite, both zeros, NaN."""
     scores = torch.tensor([0.0, -0.0, 1e-45, -1e-45, math.inf, -math.inf, 3e38, -3e38, math.nan, 1.0, -1.0, 1e-30])
     scores = torch.stack([scores, scores.flip(0)])[None]
-    for total in (1, 4, 7, 12, 16, 20, 23, 24):
+    for total in (1, 7, 12, 20, 23):
         check(scores, total, none_protected(12))
 
 

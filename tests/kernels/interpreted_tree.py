@@ -18,7 +18,7 @@ from laprox_sglang.cache.query_ring import QueryRing
 from laprox_sglang.cache.rows import RowPool
 from laprox_sglang.cache.tree import Stretch
 from laprox_sglang.config import LaProxConfig
-from laprox_sglang.kernels import column_scores, pack_rows, projected_norm, ragged_extend, select
+from laprox_sglang.kernels import column_scores, pack_rows, page_table, projected_norm, ragged_extend, select
 from laprox_sglang.policy.registry import get_allocation
 from laprox_sglang.policy.select import select as policy_select
 from tests.cache.model import TreeModel
@@ -31,8 +31,10 @@ LAYERS, HEADS, GROUP, D, SLOTS, WINDOW = 3, 2, 3, 16, 120, 6
 @pytest.fixture(autouse=True)
 def gpu_path(monkeypatch):
     monkeypatch.setattr(row_views, "on_gpu", lambda device: True)
-    monkeypatch.setattr(pack_rows, "BLOCK", 32)
-    monkeypatch.setattr(select, "BLOCK", 32)
+    monkeypatch.setattr(pack_rows, "BLOCK", 64)
+    monkeypatch.setattr(page_table, "LANES", 1)
+    monkeypatch.setattr(page_table, "BLOCK", 64)
+    monkeypatch.setattr(select, "BLOCK", 64)
     monkeypatch.setattr(select, "SPAN", 64)
     for module, names in (
         (column_scores, {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_T": 32, "BLOCK_W": 16, "BLOCK_POOL": 64}),
@@ -62,7 +64,7 @@ def random_steps(generator):
 def test_every_entry_has_its_place():
     """The random operations of tests/cache, with packing, splitting and page tables by the kernels."""
     splits = compressions = 0
-    for seed in range(8):
+    for seed in range(3):
         generator = random.Random(seed)
         config = LaProxConfig(ratio=generator.choice([0.01, 0.2, 0.5, 0.9]), window=2, min_tokens=3, sink=1)
         model = TreeModel(generator.randint(16, 60), config, seed)
@@ -73,7 +75,7 @@ def test_every_entry_has_its_place():
                 model.tree.path_table(req.last_node)
         splits += model.tree.stats.splits
         compressions += model.tree.stats.compressions
-    assert splits > 5 and compressions > 20
+    assert splits > 3 and compressions > 10
 
 
 def make_world(score="laprox", gqa="mean_attention", cap=0.0, dtype=torch.float32):
@@ -88,8 +90,8 @@ def make_world(score="laprox", gqa="mean_attention", cap=0.0, dtype=torch.float3
     ).__dict__.values()
     segment, _ = segments.pack(pool, slots[10:30], positions, indptr)
     lengths = (10, 20, 50, WINDOW)
-    nodes = [SimpleNamespace(segment=None, tokens=n, value=part) for n, part in zip(lengths, slots.split(lengths[:3] + (40,)), strict=True)]  # noqa: E501
-    nodes[3].value = nodes[3].value[:WINDOW]
+    values = slots[: sum(lengths)].split(lengths)
+    nodes = [SimpleNamespace(segment=None, tokens=len(value), value=value) for value in values]
     nodes[1].segment = segment
     starts = (0, 10, 30, 80)
     tree = SimpleNamespace(
@@ -106,9 +108,10 @@ def make_world(score="laprox", gqa="mean_attention", cap=0.0, dtype=torch.float3
     return compressor, Stretch(req, nodes[2], 30, end, 30, 20 * LAYERS * HEADS)
 
 
-@pytest.mark.parametrize("gqa", ["mean_attention", "mean_score"])
-@pytest.mark.parametrize("cap", [0.0, 4.0])
-@pytest.mark.parametrize("factor_bytes", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("gqa", "cap", "factor_bytes"),
+    [("mean_attention", 0.0, 1), ("mean_attention", 4.0, 1 << 20), ("mean_score", 0.0, 1 << 20)],
+)
 def test_the_compressor_scores_as_in_torch(monkeypatch, gqa, cap, factor_bytes):
     """All layers in few launches, layers of different scale, older segments in the softmax: the same scores."""
     monkeypatch.setattr("laprox_sglang.attention.gpu_scores.FACTOR_BYTES", factor_bytes)
