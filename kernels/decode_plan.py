@@ -15,10 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import device_units
+from .launch import device_units, padded
 
-# Programs per multiprocessor: enough that two or three are resident and one more waits.
-WAVES = 4
+# Head dims' worth of decode programs that a multiprocessor holds at a time: 6 of D 64, 3 of D 128 (read from the
+# compiled kernels, see tests/kernels/compile_all.py).
+RESIDENT_WIDTH = 384
 # A piece shorter than this spends more on its partial result than it gains.
 LEAST_PIECE = 256
 # Of a piece: its list (-1: none), its first entry, the entry after its last, and one number unused.
@@ -41,16 +42,25 @@ class DecodePlan:
         return self.pieces.shape[1]
 
     @classmethod
-    def empty(cls, layers: int, lists: int, device: torch.device, wanted: int | None = None) -> DecodePlan:
-        """Room for a plan of B * H = ``lists`` lists per layer; ``wanted`` pieces, by default what fills the device.
+    def empty(cls, layers: int, lists: int, device: torch.device, wanted: int) -> DecodePlan:
+        """Room for a plan of B * H = ``lists`` lists per layer, cut into ``wanted`` pieces (see ``pieces_for``).
 
         P is ``wanted + lists``: each list may have one piece that is not full.
         """
-        wanted = WAVES * device_units(device) if wanted is None else wanted
         return cls(
             torch.empty(layers, wanted + lists, FIELDS, dtype=torch.int32, device=device),
             torch.empty(layers, lists + 1, dtype=torch.int32, device=device),
         )
+
+
+def pieces_for(lists: int, head_dim: int, device: torch.device) -> int:
+    """How many pieces a layer's lists should make: as many as run at a time, so that all start and end together.
+
+    Each list may add one. Where the lists alone are so many that there must be several rounds, pieces are half as long,
+    so that the last round is short.
+    """
+    at_a_time = max(2, RESIDENT_WIDTH // padded(head_dim)) * device_units(device)
+    return at_a_time - lists if lists <= at_a_time // 2 else 2 * at_a_time
 
 
 @triton.jit(do_not_specialize=["count", "programs", "wanted"])
@@ -96,15 +106,13 @@ def plan_decode(
     seq_len: Tensor,
     num_kv_heads: int,
     block_n: int,
-    plan: DecodePlan | None = None,
+    plan: DecodePlan,
 ) -> DecodePlan:
-    """Plan one decode step of B requests, all layers; arguments as in ``laprox_sglang.attention.base.RaggedBatch``.
-
-    ``plan`` given, it is filled (nothing is allocated: for a CUDA graph). Pieces start at multiples of ``block_n``.
+    """Fill ``plan`` for one decode step of B requests, all layers; the others as in
+    ``laprox_sglang.attention.base.RaggedBatch``. Pieces start at multiples of ``block_n``. Allocates nothing.
     """
     requests, lists = indptr.shape[0], indptr.shape[1] - 1
     count, layers = requests * num_kv_heads, lists // num_kv_heads
-    plan = DecodePlan.empty(layers, count, indptr.device) if plan is None else plan
     wanted = plan.programs - count
     if wanted < 1 or plan.pieces.shape[0] != layers or plan.first.shape != (layers, count + 1):
         raise ValueError(f"a plan of {tuple(plan.first.shape)} lists does not fit {layers} layers of {count} lists")

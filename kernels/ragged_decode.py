@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .decode_plan import FIELDS, DecodePlan, plan_decode
+from .decode_plan import FIELDS, DecodePlan, pieces_for, plan_decode
 from .launch import device_units, dot_precision, padded, widen_dots
 
 BLOCK_N = 64
@@ -228,6 +228,7 @@ def ragged_decode(
     """Attention [B, Hq, D] of q [B, Hq, D], one new token per request, in q's dtype.
 
     ``plan``: that of this step (``plan_decode`` of the same lists and lengths with ``BLOCK_N``); it serves all layers.
+    Without it each call plans for itself.
     With ``out``, ``workspace`` (float32, ``workspace_numel(P, G, D, 1)`` long for a plan of P programs) and ``plan``
     given it allocates nothing.
     """
@@ -235,7 +236,10 @@ def ragged_decode(
     requests, query_heads, head_dim = q.shape
     group, lists = query_heads // num_kv_heads, indptr.shape[1] - 1
     out = torch.empty_like(q) if out is None else out
-    plan = plan_decode(indptr, tail_start, seq_len, num_kv_heads, BLOCK_N) if plan is None else plan
+    if plan is None:
+        wanted = pieces_for(requests * num_kv_heads, head_dim, q.device)
+        plan = DecodePlan.empty(lists // num_kv_heads, requests * num_kv_heads, q.device, wanted)
+        plan_decode(indptr, tail_start, seq_len, num_kv_heads, BLOCK_N, plan)
     acc, lse = divide_workspace((plan.programs, group, head_dim), 1, workspace, q.device)
     block_d = padded(head_dim)
     decode_kernel[(plan.programs,)](

@@ -15,7 +15,7 @@ from laprox_sglang.kernels.launch import device_units
 from laprox_sglang.kernels.ragged_extend import ragged_lse_of_layers
 from laprox_sglang.kernels.select import select
 from laprox_sglang.policy.allocations.base import Allocation
-from laprox_sglang.policy.allocations.model import Model
+from laprox_sglang.policy.allocations.model import Model, ModelRaw
 from laprox_sglang.policy.normalise import layer_normalise
 from laprox_sglang.policy.scores.base import Score, ScoreOptions
 from laprox_sglang.policy.scores.laprox import LaProx
@@ -98,7 +98,7 @@ class GpuScores:
 
 def select_entries(scores: Tensor, total: int, allocation: Allocation, protected: Tensor, stretch: int) -> Selection:
     """``policy.select.select``; a model-wide allocation with the kernel, any other in torch. Neither waits."""
-    if not isinstance(allocation, Model):
+    if type(allocation) not in (Model, ModelRaw):
         return policy_select(scores, total, allocation, protected, stretch)
     if allocation.normalised:
         scores = layer_normalise(scores)

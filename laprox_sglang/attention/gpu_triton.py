@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from laprox_sglang.attention.base import RaggedAttention, RaggedBatch
-from laprox_sglang.kernels.decode_plan import DecodePlan, plan_decode
+from laprox_sglang.kernels.decode_plan import DecodePlan, pieces_for, plan_decode
 from laprox_sglang.kernels.ragged_decode import BLOCK_N, ragged_decode, workspace_numel
 from laprox_sglang.kernels.ragged_extend import ragged_extend, ragged_lse
 
@@ -43,7 +43,7 @@ class TritonRaggedAttention(RaggedAttention):
         heads = batch.num_kv_heads
         # A shape, not a host value: this also holds for the static batch of a CUDA graph.
         if q.shape[0] == batch.size:
-            plan = self._plan_for(batch, layer)
+            plan = self._plan_for(batch, layer, q.shape[2])
             workspace = self._workspace_for(q, workspace_numel(plan.programs, q.shape[1] // heads, q.shape[2], 1))
             return ragged_decode(*pools, *lists, heads, scale, logit_cap, out, workspace, plan)
         most_new = int(batch.q_len_host.max())
@@ -54,12 +54,14 @@ class TritonRaggedAttention(RaggedAttention):
     ) -> Tensor:
         return ragged_lse(q, k_rows, layer, batch.rows, batch.indptr, batch.num_kv_heads, scale, logit_cap)
 
-    def _plan_for(self, batch: RaggedBatch, layer: int) -> DecodePlan:
+    def _plan_for(self, batch: RaggedBatch, layer: int, head_dim: int) -> DecodePlan:
         """The plan of the batch's step, for all layers. The first layer makes it anew: a static batch of a CUDA graph
         is the same object in every step, and a graph that is replayed must plan again."""
-        key = (batch.indptr.device, batch.num_layers, batch.size * batch.num_kv_heads)
+        device, lists = batch.indptr.device, batch.size * batch.num_kv_heads
+        key = (device, batch.num_layers, lists)
         if key not in self._plans:
-            self._plans[key] = DecodePlan.empty(batch.num_layers, batch.size * batch.num_kv_heads, batch.indptr.device)
+            wanted = pieces_for(lists, head_dim, device)
+            self._plans[key] = DecodePlan.empty(batch.num_layers, lists, device, wanted)
         plan = self._plans[key]
         if layer == 0 or self._planned() is not batch:
             plan_decode(batch.indptr, batch.tail_start, batch.seq_len, batch.num_kv_heads, BLOCK_N, plan)

@@ -121,6 +121,14 @@ def test_a_long_list_gets_as_many_pieces_as_its_share():
     assert longest <= 1.05 * sum(lengths) / 528
 
 
+def test_pieces_fill_the_device_once():
+    units = planning.device_units(torch.device(DEVICE))
+    for head_dim, resident in ((64, 6), (80, 3), (128, 3), (256, 2)):
+        one_round = resident * units
+        assert planning.pieces_for(2, head_dim, torch.device(DEVICE)) + 2 == one_round
+        assert planning.pieces_for(one_round, head_dim, torch.device(DEVICE)) > one_round
+
+
 def test_a_plan_of_another_size_is_refused():
     batch = make_case([1], [1], [9]).to(DEVICE).batch
     plan = planning.DecodePlan.empty(2, 5, torch.device(DEVICE), 8)
@@ -128,10 +136,17 @@ def test_a_plan_of_another_size_is_refused():
         planning.plan_decode(batch.indptr, batch.tail_start, batch.seq_len, batch.num_kv_heads, 32, plan)
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(
-    ("group", "head_dim"), [(1, 64), (3, 80), (5, 64), (6, 64), (7, 128), (8, 96), (12, 64), (16, 64), (4, 256)]
-)
+# (dtype, G, D): every type with a padded D, every group and D with some type.
+TYPES_AND_HEADS = [
+    *((dtype, 3, 80) for dtype in TYPES),
+    *((torch.bfloat16, group, 64) for group in (1, 2, 4, 5, 6, 12, 16)),
+    (torch.float16, 7, 128),
+    (torch.bfloat16, 8, 96),
+    (torch.float32, 4, 256),
+]
+
+
+@pytest.mark.parametrize(("dtype", "group", "head_dim"), TYPES_AND_HEADS)
 def test_decode_types_and_heads(dtype, group, head_dim):
     check_decode(make_case([1, 1], [3, 40], [70, 9], group=group, head_dim=head_dim, dtype=dtype).to(DEVICE), 2)
 
@@ -172,8 +187,7 @@ def test_extend_shapes(shape, splits):
     check_extend(make_case(**SHAPES[shape]).to(DEVICE), splits)
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize(("group", "head_dim"), [(1, 64), (3, 80), (7, 128), (4, 256)])
+@pytest.mark.parametrize(("dtype", "group", "head_dim"), TYPES_AND_HEADS)
 def test_extend_types_and_heads(dtype, group, head_dim):
     check_extend(make_case([5, 9], [5, 40], [33, 2], group=group, head_dim=head_dim, dtype=dtype).to(DEVICE))
 
