@@ -1,8 +1,8 @@
 """Decode attention over ragged lists of KV rows: one query per request, long lists split over many programs.
 
 A request's keys for one kv head are its listed rows and then its dense tail, taken as one list of ``listed + tail``
-entries. The grid is fixed by shapes alone and each list is split by its own length on the device, so that the launch
-needs no number from the host and can be recorded in a CUDA graph. Arguments are those of
+entries. The grid is fixed by shapes alone and the lists are cut into pieces on the device (``decode_plan``), so that
+the launch needs no number from the host and can be recorded in a CUDA graph. Arguments are those of
 ``laprox_sglang.attention.base.RaggedBatch``.
 """
 
@@ -13,10 +13,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .decode_plan import FIELDS, DecodePlan, pieces_for, plan_decode
+from .launch import device_units, dot_precision, padded, widen_dots
+
 BLOCK_N = 64
 # A split shorter than this spends more on its partial result than it gains.
 LEAST_SPLIT = 256
 MOST_SPLITS = 64
+# Rows are fetched through their ids: with 3 stages the ids are fetched one turn ahead of the rows (with 2, a turn of
+# the loop would wait for its ids first), and rows one turn ahead of their use.
+STAGES = 3
 LOG2E = 1.4426950408889634
 
 
@@ -88,38 +94,68 @@ def store_part(
     tl.store(lse_ptr + at, lse, mask=mask)
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "programs"])
 def decode_kernel(
-    q_ptr, k_ptr, v_ptr, rows_ptr, indptr_ptr, slots_ptr, pool_index_ptr, tail_start_ptr, seq_len_ptr,
-    acc_ptr, lse_ptr, layer, heads, lists, slot_stride, q_stride_t, q_stride_h, slots_stride, tokens, scale, cap,
+    q_ptr, k_ptr, v_ptr, rows_ptr, indptr_ptr, slots_ptr, pool_index_ptr, tail_start_ptr, pieces_ptr,
+    acc_ptr, lse_ptr, layer, heads, lists, slot_stride, q_stride_t, q_stride_h, slots_stride, programs, scale, cap,
     G: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    SPLITS: tl.constexpr, LEAST: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    FIELDS: tl.constexpr, HAS_CAP: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Program (split, kv head, request). acc [SPLITS, T, Hq, D] and lse [SPLITS, T, Hq] float32, T = B."""
-    split, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    list_at = indptr_ptr + b.to(tl.int64) * (lists + 1) + layer * heads + h
+    """Program (piece of the plan). acc [P, G, D] and lse [P, G] float32."""
+    program = tl.program_id(0)
+    piece = pieces_ptr + (layer.to(tl.int64) * programs + program) * FIELDS
+    which, low, high = tl.load(piece), tl.load(piece + 1), tl.load(piece + 2)
+    if which < 0:
+        return
+    h, b = which % heads, (which // heads).to(tl.int64)
+    list_at = indptr_ptr + b * (lists + 1) + layer * heads + h
     start = tl.load(list_at)
     listed = (tl.load(list_at + 1) - start).to(tl.int32)
-    tail_start = tl.load(tail_start_ptr + b)
-    n = listed + (tl.load(seq_len_ptr + b) - tail_start).to(tl.int32)
-    low, high = split_range(n, split, SPLITS, LEAST, BLOCK_N)
     g = tl.arange(0, BLOCK_M)
     d = tl.arange(0, BLOCK_D)
-    q_at = b.to(tl.int64) * q_stride_t + (h * G + g[:, None]) * q_stride_h + d[None, :]
+    q_at = b * q_stride_t + (h * G + g[:, None]) * q_stride_h + d[None, :]
     q = tl.load(q_ptr + q_at, mask=(g[:, None] < G) & (d[None, :] < D), other=0.0).to(k_ptr.dtype.element_ty)
-    limit = tl.full([BLOCK_M], 0, tl.int32) + n
-    tail_ptr = slots_ptr + tl.load(pool_index_ptr + b) * slots_stride + tail_start
+    limit = tl.full([BLOCK_M], 0, tl.int32) + high
+    tail_ptr = slots_ptr + tl.load(pool_index_ptr + b) * slots_stride + tl.load(tail_start_ptr + b)
     first_row = layer.to(tl.int64) * slot_stride * heads + h
     acc, total, top = walk(
         q, limit, low, high, listed, k_ptr, v_ptr, rows_ptr + start, tail_ptr, first_row, heads, scale, cap,
         D, BLOCK_M, BLOCK_N, BLOCK_D, HAS_CAP, True, PRECISION, WIDEN,
     )  # fmt: skip
-    at = (split.to(tl.int64) * tokens + b) * (heads * G) + h * G + g
-    store_part(acc, total, top, acc_ptr, lse_ptr, at, g < G, D, BLOCK_D)
+    store_part(acc, total, top, acc_ptr, lse_ptr, program.to(tl.int64) * G + g, g < G, D, BLOCK_D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["layer", "count"])
+def merge_pieces_kernel(
+    acc_ptr, lse_ptr, first_ptr, out_ptr, out_stride_t, out_stride_h, layer, heads, count,
+    G: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Program (query head, request): join the pieces of its list. A list without any (graph padding) gives zeros."""
+    i, b = tl.program_id(0), tl.program_id(1)
+    first_ptr += layer.to(tl.int64) * (count + 1) + b * heads + i // G
+    first, end = tl.load(first_ptr), tl.load(first_ptr + 1)
+    d = tl.arange(0, BLOCK_D)
+    top = tl.full([1], float("-inf"), tl.float32)
+    divisor = tl.zeros([1], tl.float32)
+    result = tl.zeros([BLOCK_D], tl.float32)
+    for block in range(first, end, BLOCK_P):
+        piece = block + tl.arange(0, BLOCK_P)
+        at = piece.to(tl.int64) * G + i % G
+        lse = tl.load(lse_ptr + at, mask=piece < end, other=float("-inf"))
+        seen = lse != float("-inf")
+        part = tl.load(acc_ptr + at[:, None] * D + d[None, :], mask=seen[:, None] & (d[None, :] < D), other=0.0)
+        highest = tl.maximum(top, tl.max(lse, 0))
+        weight = tl.where(seen, tl.exp2(lse - highest), 0.0)
+        shrink = tl.where(top == float("-inf"), 0.0, tl.exp2(top - highest))
+        result = result * shrink + tl.sum(part * weight[:, None], 0)
+        divisor = divisor * shrink + tl.sum(weight, 0)
+        top = highest
+    result = result / tl.where(divisor == 0.0, 1.0, divisor)
+    out_at = b.to(tl.int64) * out_stride_t + i * out_stride_h + d
+    tl.store(out_ptr + out_at, result.to(out_ptr.dtype.element_ty), mask=d < D)
+
+
+@triton.jit(do_not_specialize=["tokens"])
 def merge_kernel(
     acc_ptr, lse_ptr, out_ptr, out_stride_t, out_stride_h, tokens, query_heads,
     D: tl.constexpr, BLOCK_D: tl.constexpr, SPLITS: tl.constexpr,
@@ -142,8 +178,7 @@ def merge_kernel(
 
 def splits_for(programs: int, device: torch.device) -> int:
     """A power of 2 of splits that fills the device, with some to spare: heads keep very unequal numbers of rows."""
-    units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
-    return min(MOST_SPLITS, max(8, triton.next_power_of_2(triton.cdiv(4 * units, programs))))
+    return min(MOST_SPLITS, max(8, triton.next_power_of_2(triton.cdiv(4 * device_units(device), programs))))
 
 
 def workspace_numel(tokens: int, query_heads: int, head_dim: int, splits: int) -> int:
@@ -151,26 +186,18 @@ def workspace_numel(tokens: int, query_heads: int, head_dim: int, splits: int) -
     return splits * tokens * query_heads * (head_dim + 1)
 
 
-def divide_workspace(q: Tensor, splits: int, workspace: Tensor | None) -> tuple[Tensor, Tensor]:
-    """(acc, lse) views of the workspace, or new ones."""
-    tokens, query_heads, head_dim = q.shape
+def divide_workspace(
+    shape: tuple[int, ...], splits: int, workspace: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """(acc, lse) views of the workspace, or new ones; shape (tokens or programs, heads, D) of one split's results."""
+    tokens, query_heads, head_dim = shape
     numel = workspace_numel(tokens, query_heads, head_dim, splits)
     if workspace is None:
-        workspace = torch.empty(numel, dtype=torch.float32, device=q.device)
+        workspace = torch.empty(numel, dtype=torch.float32, device=device)
     if workspace.dtype != torch.float32 or workspace.numel() < numel:
         raise ValueError(f"the workspace must be float32 with at least {numel} numbers (see workspace_numel)")
     parts = splits * tokens * query_heads
     return workspace[: parts * head_dim], workspace[parts * head_dim : numel]
-
-
-def dot_precision(k_rows: Tensor) -> str:
-    """float32 pools are for exactness: no TF32."""
-    return "ieee" if k_rows.dtype == torch.float32 else "tf32"
-
-
-def widen_dots(k_rows: Tensor) -> bool:
-    """Triton's interpreter multiplies the bits of bfloat16 numbers, so there they become float32 first."""
-    return triton.knobs.runtime.interpret and k_rows.dtype == torch.bfloat16
 
 
 def check_inputs(q: Tensor, k_rows: Tensor, v_rows: Tensor) -> None:
@@ -196,31 +223,36 @@ def ragged_decode(
     logit_cap: float = 0.0,
     out: Tensor | None = None,
     workspace: Tensor | None = None,
-    splits: int | None = None,
+    plan: DecodePlan | None = None,
 ) -> Tensor:
     """Attention [B, Hq, D] of q [B, Hq, D], one new token per request, in q's dtype.
 
-    With ``out`` and ``workspace`` (float32, ``workspace_numel`` long) given it allocates nothing. ``splits`` is a power
-    of 2; the default follows from B, H and the device.
+    ``plan``: that of this step (``plan_decode`` of the same lists and lengths with ``BLOCK_N``); it serves all layers.
+    Without it each call plans for itself.
+    With ``out``, ``workspace`` (float32, ``workspace_numel(P, G, D, 1)`` long for a plan of P programs) and ``plan``
+    given it allocates nothing.
     """
     check_inputs(q, k_rows, v_rows)
     requests, query_heads, head_dim = q.shape
     group, lists = query_heads // num_kv_heads, indptr.shape[1] - 1
     out = torch.empty_like(q) if out is None else out
-    splits = splits_for(requests * num_kv_heads, q.device) if splits is None else splits
-    acc, lse = divide_workspace(q, splits, workspace)
-    block_d = max(16, triton.next_power_of_2(head_dim))
-    decode_kernel[(splits, num_kv_heads, requests)](
-        q, k_rows, v_rows, rows, indptr, slots, pool_index, tail_start, seq_len, acc, lse,
-        layer, num_kv_heads, lists, k_rows.shape[0] // lists, q.stride(0), q.stride(1), slots.stride(0), requests,
+    if plan is None:
+        wanted = pieces_for(requests * num_kv_heads, head_dim, q.device)
+        plan = DecodePlan.empty(lists // num_kv_heads, requests * num_kv_heads, q.device, wanted)
+        plan_decode(indptr, tail_start, seq_len, num_kv_heads, BLOCK_N, plan)
+    acc, lse = divide_workspace((plan.programs, group, head_dim), 1, workspace, q.device)
+    block_d = padded(head_dim)
+    decode_kernel[(plan.programs,)](
+        q, k_rows, v_rows, rows, indptr, slots, pool_index, tail_start, plan.pieces, acc, lse,
+        layer, num_kv_heads, lists, k_rows.shape[0] // lists, q.stride(0), q.stride(1), slots.stride(0), plan.programs,
         scale, logit_cap,
-        G=group, D=head_dim, BLOCK_M=max(16, triton.next_power_of_2(group)), BLOCK_N=BLOCK_N, BLOCK_D=block_d,
-        SPLITS=splits, LEAST=LEAST_SPLIT, HAS_CAP=logit_cap > 0, PRECISION=dot_precision(k_rows),
-        WIDEN=widen_dots(k_rows), num_warps=4, num_stages=2,
+        G=group, D=head_dim, BLOCK_M=padded(group), BLOCK_N=BLOCK_N, BLOCK_D=block_d,
+        FIELDS=FIELDS, HAS_CAP=logit_cap > 0, PRECISION=dot_precision(k_rows),
+        WIDEN=widen_dots(k_rows), num_warps=4, num_stages=STAGES,
     )  # fmt: skip
-    merge_kernel[(query_heads, requests)](
-        acc, lse, out, out.stride(0), out.stride(1), requests, query_heads,
-        D=head_dim, BLOCK_D=block_d, SPLITS=splits, num_warps=4,
+    merge_pieces_kernel[(query_heads, requests)](
+        acc, lse, plan.first, out, out.stride(0), out.stride(1), layer, num_kv_heads, requests * num_kv_heads,
+        G=group, D=head_dim, BLOCK_D=block_d, BLOCK_P=16, num_warps=4,
     )  # fmt: skip
     return out
 

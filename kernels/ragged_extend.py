@@ -9,26 +9,26 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .launch import dot_precision, padded, widen_dots
 from .ragged_decode import (
     BLOCK_N,
     LEAST_SPLIT,
     LOG2E,
+    STAGES,
     check_inputs,
     divide_workspace,
-    dot_precision,
     merge_kernel,
     split_range,
     splits_for,
     store_part,
     walk,
-    widen_dots,
 )
 
 BLOCK_M = 64
 WARPS = 8  # with 4, compute capability 8.0 spills registers
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "tokens"])
 def extend_kernel(
     q_ptr, k_ptr, v_ptr, rows_ptr, indptr_ptr, slots_ptr, pool_index_ptr, tail_start_ptr, seq_len_ptr, q_start_ptr,
     out_ptr, acc_ptr, lse_ptr, layer, heads, lists, slot_stride, q_stride_t, q_stride_h, out_stride_t, out_stride_h,
@@ -123,7 +123,7 @@ def ragged_extend(
         programs = blocks * num_kv_heads * requests
         splits = splits_for(programs, q.device) if programs < 64 else 1
     # One split writes to out; acc and lse are then never touched.
-    acc, lse = (out, out) if splits == 1 else divide_workspace(q, splits, workspace)
+    acc, lse = (out, out) if splits == 1 else divide_workspace(q.shape, splits, workspace, q.device)
     block_d = max(16, triton.next_power_of_2(head_dim))
     extend_kernel[(blocks * splits, num_kv_heads, requests)](
         q, k_rows, v_rows, rows, indptr, slots, pool_index, tail_start, seq_len, q_start, out, acc, lse,
@@ -131,7 +131,7 @@ def ragged_extend(
         slots.stride(0), tokens, scale, logit_cap,
         G=group, D=head_dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=block_d, SPLITS=splits, LEAST=LEAST_SPLIT,
         HAS_CAP=logit_cap > 0, TAIL=True, WITH_V=True, PRECISION=dot_precision(k_rows),
-        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=2,
+        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     if splits > 1:
         merge_kernel[(query_heads, tokens)](
@@ -165,9 +165,39 @@ def ragged_lse(
         scale, logit_cap,
         G=group, D=head_dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=block_d, SPLITS=1, LEAST=LEAST_SPLIT,
         HAS_CAP=logit_cap > 0, TAIL=False, WITH_V=False, PRECISION=dot_precision(k_rows),
-        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=2,
+        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
     return lse.div_(LOG2E)
+
+
+def ragged_lse_of_layers(
+    q: Tensor,
+    k_rows: Tensor,
+    rows: Tensor,
+    indptr: Tensor,
+    num_kv_heads: int,
+    scale: float,
+    logit_cap: float = 0.0,
+) -> Tensor:
+    """[L, H, G, W] float32: as ``ragged_lse``, of one request's queries q [L, W, Hq, D] in all layers, in one launch.
+
+    indptr: [L * H + 1] int64, contiguous. To the kernel each layer is a request whose lists are its H lists.
+    """
+    layers, window, query_heads, head_dim = q.shape
+    q = q.reshape(-1, query_heads, head_dim)
+    check_inputs(q, k_rows, k_rows)
+    group = query_heads // num_kv_heads
+    q_start = torch.arange(0, layers * window + 1, window, device=q.device)
+    lse = torch.empty(layers, window, num_kv_heads, group, dtype=torch.float32, device=q.device)
+    extend_kernel[(triton.cdiv(window * group, BLOCK_M), num_kv_heads, layers)](
+        q, k_rows, k_rows, rows, indptr, rows, q_start, q_start, q_start, q_start, lse, lse, lse,
+        0, num_kv_heads, num_kv_heads - 1, 0, q.stride(0), q.stride(1), 0, 0, 0, q.shape[0],
+        scale, logit_cap,
+        G=group, D=head_dim, BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_D=padded(head_dim), SPLITS=1, LEAST=LEAST_SPLIT,
+        HAS_CAP=logit_cap > 0, TAIL=False, WITH_V=False, PRECISION=dot_precision(k_rows),
+        WIDEN=widen_dots(k_rows), num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+    return lse.div_(LOG2E).permute(0, 2, 3, 1)
 
 
 def ragged_extend_reference(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from laprox_sglang.attention.base import RaggedAttention, RaggedBatch
+from laprox_sglang.cache import rows as row_views
 from laprox_sglang.cache.laprox_cache import LaProxRadixCache
 from laprox_sglang.cache.query_ring import QueryRing
 from laprox_sglang.cache.rows import RowPool
@@ -56,6 +57,11 @@ class Compressor:
         self.score = get_score(config.score)
         self.allocation = get_allocation(config.allocation)
         self.options = ScoreOptions(pool_kernel=config.pool_kernel, gqa=config.gqa)
+        self.kernels = None
+        if row_views.on_gpu(pool.device):
+            from laprox_sglang.attention.gpu_scores import GpuScores
+
+            self.kernels = GpuScores(self.factors, scales, caps, self.options)
         self.trace = trace_folder()
         self.tree: LaProxRadixCache | None = None
 
@@ -64,14 +70,24 @@ class Compressor:
         protected = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
         if stretch.start == 0:
             protected[: self.config.sink] = True
-        selection: Selection = select(scores, stretch.budget, self.allocation, protected, tokens)
+        selection = self._select(scores, stretch.budget, protected, tokens)
         if self.trace is not None:
             kept = selection.positions.cpu().numpy(), selection.indptr.cpu().numpy()
             write_trace(self.trace, stretch, *kept, (self.pool.layers, self.pool.heads))
         return selection.positions, selection.indptr
 
+    def _select(self, scores: Tensor, total: int, protected: Tensor, tokens: int) -> Selection:
+        if self.kernels is None:
+            return select(scores, total, self.allocation, protected, tokens)
+        from laprox_sglang.attention.gpu_scores import select_entries
+
+        return select_entries(scores, total, self.allocation, protected, tokens)
+
     def warm_up(self) -> None:
         """Compile what scoring will run, so that no request waits for it."""
+        if self.kernels is not None:
+            query_heads = self.ring.buffer.shape[3]
+            self.kernels.warm_up(self.pool.k, self.pool.v, self.config.window, query_heads)
         if self.pool.device.type == "cpu":
             from laprox_sglang.attention import cpu_scores
 
@@ -91,19 +107,18 @@ class Compressor:
         # A query must not score with entries that lie after it; only a path adopted from a longer prompt has such.
         window = max(1, min(window, stretch.end - listed_end))
         slots = torch.cat([node.value for node, _ in dense])
-        positions = torch.cat([torch.arange(start, start + node.tokens) for node, start in dense])
         first = sum(node.tokens for node, start in dense if start < stretch.start)
         tokens = stretch.node.tokens
-
         queries = self.ring.read(stretch.req.kv.req_pool_idx, stretch.end, window)
-        # Only the last dense tokens lie behind some of the queries.
-        late = int((positions > stretch.end - window).sum())
-        query_positions = torch.arange(stretch.end - window, stretch.end)
-        hidden = positions[None, len(positions) - late :] > query_positions[:, None]
-        causal = torch.where(hidden, float("-inf"), 0.0).to(pool.device)
-        visible = torch.full((slots.shape[0],), float(window))
-        visible[len(positions) - late :] -= hidden.sum(0)
-        visible = visible[first:].to(pool.device)
+        if self.kernels is not None and self.kernels.makes(self.score):
+            found = self.kernels(queries, pool.k, pool.v, slots, first, self._listed_rows(stretch))
+            return found, tokens
+        # The path ends where the queries do, and the tokens from the first query on are dense. So of the last
+        # window - 1 tokens each is hidden from the queries before it. Made on the device: a copy there would wait.
+        late = window - 1
+        causal = torch.full((window, late), float("-inf"), device=pool.device).triu()
+        visible = slots.shape[0] - torch.arange(first, slots.shape[0], device=pool.device)
+        visible = visible.clamp(max=window).float()
         listed = self._listed_batch(stretch)
 
         heads, group = pool.heads, queries.shape[2] // pool.heads
@@ -156,16 +171,20 @@ class Compressor:
             result[layer] = self.score(view, self.options)
         return result, tokens
 
-    def _listed_batch(self, stretch: Stretch) -> RaggedBatch | None:
+    def _listed_rows(self, stretch: Stretch) -> tuple[Tensor, Tensor] | None:
+        """Rows and indptr of the compressed nodes of the request's path."""
         assert self.tree is not None
         segments = [node.segment for node, _ in self.tree.path(stretch.req.last_node) if node.segment is not None]
         if not segments:
             return None
-        rows, indptr = concatenate(
-            self.pool.rows_per_slot,
-            [(each.row_ids, each.indptr) for each in segments],
-            self.pool.device,
-        )
+        parts = [(each.row_ids, each.indptr) for each in segments]
+        return concatenate(self.pool.rows_per_slot, parts, self.pool.device)
+
+    def _listed_batch(self, stretch: Stretch) -> RaggedBatch | None:
+        listed = self._listed_rows(stretch)
+        if listed is None or self.tree is None:
+            return None
+        rows, indptr = listed
         return RaggedBatch.build(
             rows=rows,
             indptr=indptr[None].cpu().numpy(),

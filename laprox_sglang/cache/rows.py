@@ -14,6 +14,11 @@ from torch import Tensor
 INT32_ROWS = 2**31 - 1
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Whether rows are moved and listed by the Triton kernels (``laprox_sglang.kernels``) rather than in torch."""
+    return device.type == "cuda"
+
+
 class PoolTooLargeError(ValueError):
     """The pool has more rows than FlashInfer's int32 indices can address."""
 

@@ -12,7 +12,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laprox_sglang.cache import rows as row_views
 from laprox_sglang.cache.rows import RowPool
+
+
+class Before:
+    """``[tokens + 1]`` on the host: how many of a segment's entries lie before each token.
+
+    On a GPU it is copied in the background when the segment is made, so that a split, which needs the number, finds it
+    there: the allocator must know how many slots each half takes.
+    """
+
+    def __init__(self, positions: Tensor, tokens: int):
+        counts = torch.zeros(tokens + 1, dtype=torch.int64, device=positions.device)
+        index = positions.long() + 1
+        counts = counts.scatter_add_(0, index, torch.ones_like(index)).cumsum(0)
+        on_cuda = counts.device.type == "cuda"
+        self._copy = torch.empty(tokens + 1, dtype=torch.int64, pin_memory=on_cuda)
+        self._copy.copy_(counts, non_blocking=True)
+        self._done = torch.cuda.Event() if on_cuda else None
+        if self._done is not None:
+            self._done.record()
+
+    @property
+    def numbers(self) -> np.ndarray:
+        if self._done is not None:
+            self._done.synchronize()
+        return self._copy.numpy()
 
 
 @dataclass(frozen=True)
@@ -25,6 +51,7 @@ class Segment:
         row_ids: ``[R]`` int32, device: where each entry is stored.
         indptr: ``[L * H + 1]`` int64, device.
         positions: ``[R]`` int32, device: token index within the stretch.
+        before: on a GPU, the entries before each token (see ``Before``; of a split segment the bare numbers).
         entries: R, known on the host.
     """
 
@@ -33,11 +60,22 @@ class Segment:
     row_ids: Tensor
     indptr: Tensor
     positions: Tensor
+    before: Before | np.ndarray | None = None
     _host: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def entries(self) -> int:
         return self.row_ids.shape[0]
+
+    def entries_before(self, at: int) -> int:
+        """Entries of the tokens before ``at``."""
+        if self.before is None:
+            return int(np.count_nonzero(self.host_positions < at))
+        return int(self._numbers_before()[at])
+
+    def _numbers_before(self) -> np.ndarray:
+        assert self.before is not None
+        return self.before.numbers if isinstance(self.before, Before) else self.before
 
     @property
     def host_indptr(self) -> np.ndarray:
@@ -68,6 +106,8 @@ def pack(pool: RowPool, stretch_slots: Tensor, positions: Tensor, indptr: Tensor
     entries = positions.shape[0]
     count = pool.slots_for(entries)
     slots, freed = stretch_slots[:count].clone(), stretch_slots[count:].clone()
+    if row_views.on_gpu(pool.device):
+        return _pack_by_kernel(pool, stretch_slots, positions, indptr, slots), freed
     indptr = indptr.long()
     lists = torch.repeat_interleave(
         torch.arange(pool.rows_per_slot, device=indptr.device), indptr.diff(), output_size=entries
@@ -80,9 +120,23 @@ def pack(pool: RowPool, stretch_slots: Tensor, positions: Tensor, indptr: Tensor
     return segment, freed
 
 
+def _pack_by_kernel(pool: RowPool, stretch_slots: Tensor, positions: Tensor, indptr: Tensor, slots: Tensor) -> Segment:
+    from laprox_sglang.kernels.pack_rows import pack_rows
+
+    tokens = stretch_slots.shape[0]
+    return Segment(
+        tokens=tokens,
+        slots=slots,
+        row_ids=pack_rows(pool.k, pool.v, stretch_slots, positions, indptr, slots.shape[0]),
+        indptr=indptr.long(),
+        positions=positions.to(torch.int32),
+        before=Before(positions, tokens),
+    )
+
+
 def split_needs(pool: RowPool, segment: Segment, at: int) -> int:
     """Slots (0 or 1) that ``split`` needs besides the segment's own."""
-    left = int(np.count_nonzero(segment.host_positions < at))
+    left = segment.entries_before(at)
     needed = pool.slots_for(left) + pool.slots_for(segment.entries - left)
     return max(0, needed - segment.slots.shape[0])
 
@@ -96,6 +150,8 @@ def split(pool: RowPool, segment: Segment, at: int, extra: Tensor | None) -> tup
     Returns: left, right (its positions count from ``at``), and the slots that neither needs.
     """
     slots = segment.slots if extra is None else torch.cat([segment.slots, extra.to(segment.slots)])
+    if row_views.on_gpu(pool.device):
+        return _split_by_kernel(pool, segment, at, slots)
     is_left = segment.host_positions < at
     lists = np.repeat(np.arange(pool.rows_per_slot), np.diff(segment.host_indptr))
     halves, sources, used = [], [], 0
@@ -123,6 +179,21 @@ def split(pool: RowPool, segment: Segment, at: int, extra: Tensor | None) -> tup
     return left, right, slots[used:]
 
 
+def _split_by_kernel(pool: RowPool, segment: Segment, at: int, slots: Tensor) -> tuple[Segment, Segment, Tensor]:
+    from laprox_sglang.kernels.pack_rows import split_rows
+
+    before, in_left = segment._numbers_before(), segment.entries_before(at)
+    counts = pool.slots_for(in_left), pool.slots_for(segment.entries - in_left)
+    used = sum(counts)
+    halves = split_rows(pool.k, pool.v, segment.row_ids, segment.positions, segment.indptr, at, in_left, slots, counts)
+    sizes = (0, at, slots[: counts[0]]), (at, segment.tokens, slots[counts[0] : used])
+    left, right = (
+        Segment(end - start, own.clone(), rows, indptr, positions, before[start : end + 1] - before[start])
+        for (start, end, own), (rows, positions, indptr) in zip(sizes, halves, strict=True)
+    )
+    return left, right, slots[used:]
+
+
 def concatenate(lists: int, parts: list[tuple[Tensor, Tensor]], device: torch.device) -> tuple[Tensor, Tensor]:
     """Join CSR parts list by list, keeping the parts' order inside each list.
 
@@ -136,6 +207,11 @@ def concatenate(lists: int, parts: list[tuple[Tensor, Tensor]], device: torch.de
         )
     if len(parts) == 1:
         return parts[0][0], parts[0][1].long()
+    if row_views.on_gpu(device):
+        from laprox_sglang.kernels.page_table import Part, page_table
+
+        rows, indptr = page_table([[Part(*part) for part in parts]], 1, lists, 0, device)
+        return rows, indptr[0]
     counts = torch.stack([indptr.long().diff() for _, indptr in parts])
     indptr = torch.zeros(lists + 1, dtype=torch.int64, device=device)
     torch.cumsum(counts.sum(0), 0, out=indptr[1:])
