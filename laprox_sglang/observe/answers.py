@@ -46,8 +46,8 @@ class Observer:
     def answer(self, query: dict[str, Any]) -> dict[str, Any]:
         """``query["ask"]`` names one of the methods below, the other items are its arguments.
 
-        ``held_scheduler``: seconds that this took, during which the scheduler did nothing else. An error is answered, not
-        raised: a display must not stop a server.
+        ``held_scheduler``: seconds that this took, during which the scheduler did nothing else. An error is answered,
+        not raised: a display must not stop a server.
         """
         started = time.perf_counter()
         arguments = dict(query)

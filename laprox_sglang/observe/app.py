@@ -25,5 +25,6 @@ def add_to(app: Any) -> None:
     if getattr(app.state, "has_laprox", False):
         return
     app.state.has_laprox = True
-    app.include_router(endpoints.router)
+    # Not by include_router: SGLang's key check does not see the levels of an included router's endpoints.
+    app.router.routes.extend(endpoints.router.routes)
     app.add_middleware(sign_in.SignInPage)

@@ -49,13 +49,14 @@ class Aside:
     def _submit(self, compute: Callable[[], Any]) -> Future[Any]:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="laprox-observe")
-        if self._stream is None:
+        stream = self._stream
+        if stream is None:
             return self._thread.submit(compute)
         event = (self._forward_stream or torch.cuda.current_stream()).record_event()
 
         def on_stream() -> Any:
-            with torch.cuda.stream(self._stream):
-                self._stream.wait_event(event)
+            with torch.cuda.stream(stream):
+                stream.wait_event(event)
                 return compute()
 
         return self._thread.submit(on_stream)

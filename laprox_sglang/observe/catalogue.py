@@ -17,7 +17,8 @@ from laprox_sglang.cache.tree import RaggedRadixCache
 from laprox_sglang.observe.aside import Aside
 
 SCAN = 20_000  # nodes that one listing looks at, the newest ones
-DEPTH = 512  # nodes of a path that are walked
+DEPTH = 128  # nodes of a path that are walked to find where it begins
+STRETCHES = 48  # nodes of a path that are listed, the last ones
 BINS = 512  # of a token strip
 
 ORDERS: dict[str, Callable[[LaProxNode], Any]] = {
@@ -114,10 +115,11 @@ class Catalogue:
 
     def _conversation(self, leaf: LaProxNode, now: float) -> dict[str, Any]:
         path = [leaf]
-        while path[-1].parent is not self._tree.root_node and len(path) < DEPTH:
+        while path[-1].parent is not self._tree.root_node and len(path) < STRETCHES:
             path.append(path[-1].parent)
         path.reverse()
-        stretches, start = [], 0
+        first = self._start(path[0]) or 0
+        stretches, start = [], first
         for node in path:
             stretches.append(
                 {
@@ -134,7 +136,7 @@ class Catalogue:
             start += node.tokens
         return {
             "id": leaf.id,
-            "tokens": start,
+            "tokens": start - first,
             "slots": sum(node.slots_held for node in path),
             "idle": now - leaf.last_access_time,
             "stretches": stretches,

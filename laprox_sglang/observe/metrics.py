@@ -25,16 +25,16 @@ class Metrics(Watcher):
         histogram = getattr(collector, "_histogram_cls", None) or prometheus_client.Histogram
 
         def made(kind: Any, name: str, documentation: str, **extra: Any) -> Any:
-            metric = kind(
-                name=f"sglang:laprox_{name}", documentation=documentation, labelnames=list(labels), **extra
-            )
+            metric = kind(name=f"sglang:laprox_{name}", documentation=documentation, labelnames=list(labels), **extra)
             return metric.labels(**labels)
 
         latest = {"multiprocess_mode": "mostrecent"}
         self._kept = made(
             gauge, "kept_entries", "Entries (layer, kv head, token) that compressed nodes hold now.", **latest
         )
-        self._saved = made(gauge, "saved_slots", "Slots that the tree's tokens would hold besides, were all dense.", **latest)
+        self._saved = made(
+            gauge, "saved_slots", "Slots that the tree's tokens would hold besides, were all dense.", **latest
+        )
         self._segments = made(gauge, "segments", "Compressed nodes in the tree.", **latest)
         self._dropped = made(counter, "dropped_entries_total", "Entries that compression dropped.")
         self._rescores = made(counter, "rescore_total", "Compressions of an answer while it was written.")

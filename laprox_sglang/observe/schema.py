@@ -114,11 +114,11 @@ class Conversation(BaseModel):
     """A path from the root to a leaf, in the order in which it was said."""
 
     id: int = Field(description="id of its leaf")
-    tokens: int
+    tokens: int = Field(description="of the listed stretches, as the slots")
     slots: int
     idle: float
     stretches: list[Stretch]
-    truncated: bool = Field(description="its path is too long: only its end is listed")
+    truncated: bool = Field(description="its path is long: only its end is listed")
 
 
 class ReplicaConversations(BaseModel):

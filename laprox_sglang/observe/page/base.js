@@ -53,7 +53,8 @@ const theme = {
   apply() {
     const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
     document.documentElement.dataset.theme = theme.choice === "auto" ? system : theme.choice;
-    $("theme").textContent = `Theme: ${theme.choice}`;
+    $("theme").replaceChildren(make("span", { textContent: "Theme: " }), theme.choice);
+    $("theme").setAttribute("aria-label", `Theme: ${theme.choice}`);
     for (const listener of theme.listeners) listener();
   },
   start() {

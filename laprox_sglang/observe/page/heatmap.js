@@ -41,7 +41,7 @@ const heat = {
   build(layers, heads) {
     const box = $("heat");
     heat.shape = `${layers}x${heads}`;
-    box.style.gridTemplateColumns = `auto repeat(${layers}, minmax(9px, 1fr))`;
+    box.style.gridTemplateColumns = `auto repeat(${layers}, minmax(var(--least), 1fr))`;
     box.style.setProperty("--cell", heads <= 4 ? "34px" : heads <= 8 ? "24px" : "14px");
     const parts = [];
     for (let head = 0; head < heads; head += 1) {
@@ -130,6 +130,9 @@ const strip = {
     canvas.height = Math.round(height * scale);
     const context = canvas.getContext("2d");
     context.scale(scale, scale);
+    const first = data?.segment.start ?? 0;
+    $("strip-first").textContent = data ? `token ${count(first)}` : "";
+    $("strip-last").textContent = data ? `token ${count(first + data.segment.tokens - 1)}` : "";
     if (!data?.strip) { $("strip-readout").textContent = "\u00a0"; return; }
     const { share } = data.strip, step = width / share.length;
     const highest = Math.max(0.0001, ...share);
@@ -149,7 +152,7 @@ const strip = {
     const which = strip.data.layer === null ? "all heads" : `layer ${strip.data.layer}, head ${strip.data.head}`;
     if (strip.at === null) {
       const none = found.share.filter((value) => value === 0).length, highest = Math.max(...found.share);
-      $("strip-readout").replaceChildren(...emphasised(`${counted(segment.tokens, "token")}, ${which}; the tallest bar is `, percent(highest), " of the entries kept. ", percent(none / found.share.length), " of the positions are gone altogether."));
+      $("strip-readout").replaceChildren(...emphasised(`${counted(segment.tokens, "token")}, ${which}; the tallest bar is `, percent(highest), ` of the entries kept. A bar is ${counted(found.tokens_per_bin, "token")} wide; nothing is left in `, `${count(none)} of ${counted(found.share.length, "bar")}`, "."));
       return;
     }
     const first = strip.at * found.tokens_per_bin, last = Math.min(segment.tokens, first + found.tokens_per_bin) - 1;

@@ -105,8 +105,10 @@ const talks = {
   draw() {
     const box = $("talks"), focused = document.activeElement?.dataset?.stretch;
     if (!talks.items.length) { box.replaceChildren(make("li", {}, empty("No conversation yet."))); return; }
+    const longest = Math.max(...talks.items.map((talk) => talk.tokens));
     box.replaceChildren(...talks.items.map((talk) => {
       const bar = make("div", { className: "bar" });
+      bar.style.width = percent(talk.tokens / longest, 2);
       const history = make("ol");
       for (const part of talk.stretches) {
         const chosen = part.kind === "compressed" && part.id === segments.chosen;
