@@ -18,6 +18,7 @@ from laprox_sglang.observe.schema import History as HistoryReply
 
 HEAT = ((38, 50, 60), (20, 82, 93), (28, 150, 143), (125, 219, 172), (253, 246, 178))
 BARS = " ▁▂▃▄▅▆▇█"
+SHADES = "·░▒▓█"
 
 
 class TopError(RuntimeError):
@@ -139,13 +140,19 @@ def _heat(kept: list[list[int]] | None, tokens: int) -> RenderableType:
     for head in range(len(kept[0])):
         text.append(f"head {head:<3}")
         for layer in kept:
-            text.append(" " * wide, style=f"on rgb({','.join(map(str, colour(layer[head] / highest)))})")
+            text.append(*cell(layer[head] / highest, wide))
         text.append(f"  {sum(layer[head] for layer in kept):,}\n")
     text.append("0 ")
     for step in range(20):
-        text.append(" ", style=f"on rgb({','.join(map(str, colour(step / 19)))})")
+        text.append(*cell(step / 19, 1))
     text.append(f" {highest:,} entries")
     return Panel(text, title=title, title_align="left", border_style="dim")
+
+
+def cell(share: float, width: int) -> tuple[str, str]:
+    """Shaded too, for terminals without colours."""
+    shade = SHADES[min(len(SHADES) - 1, int(share * len(SHADES)))]
+    return shade * width, f"rgb({','.join(map(str, colour(share)))})"
 
 
 def colour(share: float) -> tuple[int, int, int]:

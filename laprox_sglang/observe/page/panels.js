@@ -79,7 +79,7 @@ const segments = {
       choose.setAttribute("aria-pressed", chosen);
       choose.addEventListener("click", () => segments.onChoose(chosen ? null : item.id));
       const cells = [item.start === null ? "?" : count(item.start), count(item.tokens), count(item.slots), percent(item.ratio, 1), count(item.hits), since(item.age)];
-      return make("tr", { className: chosen ? "chosen" : "" }, make("td", {}, choose), ...cells.map((text) => make("td", { textContent: text })));
+      return make("tr", { className: chosen ? "chosen" : "" }, make("td", {}, choose), ...cells.map((text, index) => make("td", { textContent: text, className: index ? "" : "long" })));
     }));
     if (focused) body.querySelector(`[data-segment="${focused}"]`)?.focus();
   },
