@@ -45,6 +45,7 @@ class Feed:
                 answers = await channel.ask(self._manager(), ask="live", since=since)
             except channel.NoAnswerError as error:
                 self._send("waiting", str(error))
+                await asyncio.sleep(INTERVAL)
                 continue
             since = {str(answer["replica"]): answer["found"]["number"] for answer in answers}
             self._send("live", live(answers).model_dump_json())

@@ -186,6 +186,16 @@ $("sign-in").addEventListener("submit", (event) => {
   stored(sessionStorage, "laprox-key", client.key);
   follow();
 });
+// A link carries no key: where one is needed the data is fetched and opened.
+document.querySelector("footer").addEventListener("click", (event) => {
+  const path = event.target.getAttribute("href");
+  if (!path || !client.key) return;
+  event.preventDefault();
+  guarded(async () => {
+    const reply = await client.request(path.replace("laprox/", ""));
+    open(URL.createObjectURL(await reply.blob()));
+  });
+});
 // Nobody looks: nobody asks.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) {
