@@ -174,7 +174,7 @@ class Viewer:
         return self.page.inner_text(selector)
 
     def until(self, script: str, seconds: float = 30) -> None:
-        """Wait until it is true. (Playwright's own waiting runs strings in the page, which the page's policy forbids.)"""
+        """Wait until it is true. Playwright's own way runs strings in the page, which the page's policy forbids."""
         deadline = time.monotonic() + seconds
         while not self.page.evaluate(script):
             assert time.monotonic() < deadline, f"not true after {seconds} s: {script}"

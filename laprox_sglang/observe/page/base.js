@@ -33,6 +33,12 @@ const since = (seconds) => {
 };
 const ago = (seconds) => (seconds < 1 ? "just now" : `${since(seconds)} ago`);
 const clock = (time) => new Date(1000 * time).toLocaleTimeString([], { hour12: false });
+const moment = (time) => new Date(1000 * time).toLocaleString([], { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
+// A readout is spoken while its picture is explored by keyboard, not when new data comes in.
+const spoken = (box, readout) => {
+  box.addEventListener("focus", () => readout.setAttribute("aria-live", "polite"));
+  box.addEventListener("blur", () => readout.removeAttribute("aria-live"));
+};
 const empty = (text) => make("p", { className: "empty", textContent: text });
 // "a <b>b</b>" without markup in strings: every other part is bold.
 const emphasised = (...parts) => parts.map((part, index) => (index % 2 ? make("b", { textContent: part }) : part));

@@ -49,7 +49,7 @@ const chart = {
     for (let index = 0; index < labels; index += 1) {
       const time = start + ((end - start) * index) / (labels - 1);
       const anchor = index === 0 ? "start" : index === labels - 1 ? "end" : "middle";
-      svg.append(draw("text", { x: x(time), y: height - 6, "text-anchor": anchor }, clock(time)));
+      svg.append(draw("text", { x: x(time), y: height - 6, "text-anchor": anchor }, end - start > 43200 ? moment(time) : clock(time)));
     }
     svg.append(
       draw("path", { class: "saved", d: `${steps("tokens")}${back("slots")}Z` }),
@@ -79,6 +79,7 @@ const chart = {
   },
   start() {
     const box = $("chart");
+    spoken(box, $("chart-readout"));
     box.addEventListener("pointermove", (event) => {
       if (!chart.timeAt || !chart.points.length) return;
       const time = chart.timeAt(event.clientX - box.getBoundingClientRect().left);

@@ -45,7 +45,8 @@ const heat = {
     box.style.setProperty("--cell", heads <= 4 ? "34px" : heads <= 8 ? "24px" : "14px");
     const parts = [];
     for (let head = 0; head < heads; head += 1) {
-      const row = make("div", { role: "row" });
+      const row = make("div");
+      row.setAttribute("role", "row");
       row.style.display = "contents";
       row.append(make("span", { className: "label row", textContent: `head ${head}` }));
       for (let layer = 0; layer < layers; layer += 1) {
@@ -54,15 +55,16 @@ const heat = {
         Object.assign(cell.dataset, { layer, head });
         row.append(cell);
       }
-      row.setAttribute("role", "row");
       parts.push(row);
     }
-    parts.push(make("span", { className: "label row", textContent: "layer" }));
+    const axis = make("div", {}, make("span", { className: "label row", textContent: "layer" }));
+    axis.setAttribute("role", "presentation");
+    axis.style.display = "contents";
     const every = layers > 40 ? 10 : layers > 16 ? 5 : 1;
     for (let layer = 0; layer < layers; layer += 1) {
-      parts.push(make("span", { className: "label", textContent: layer % every ? "" : String(layer) }));
+      axis.append(make("span", { className: "label", textContent: layer % every ? "" : String(layer) }));
     }
-    box.replaceChildren(...parts);
+    box.replaceChildren(...parts, axis);
   },
   cell: (place) => place && $(`cell-${place[0]}-${place[1]}`),
   mark() {
@@ -98,6 +100,7 @@ const heat = {
   },
   start() {
     const box = $("heat");
+    spoken(box, $("heat-readout"));
     const placeOf = (target) => target.dataset?.layer && [Number(target.dataset.layer), Number(target.dataset.head)];
     box.addEventListener("pointerover", (event) => { const place = placeOf(event.target); if (place) { heat.at = place; heat.mark(); } });
     box.addEventListener("pointerleave", () => { heat.at = null; heat.mark(); });
@@ -167,6 +170,7 @@ const strip = {
   },
   start() {
     const box = $("strip");
+    spoken(box, $("strip-readout"));
     box.addEventListener("pointermove", (event) => {
       if (!strip.data?.strip) return;
       const place = event.clientX - box.getBoundingClientRect().left;

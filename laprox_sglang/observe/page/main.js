@@ -13,7 +13,7 @@ const RETRY = 2000;
 
 const setStatus = (kind, text) => {
   $("status").className = `status ${kind}`;
-  $("status-text").textContent = text;
+  if ($("status-text").textContent !== text) $("status-text").textContent = text;
 };
 
 const ofReplica = (reply) => reply.replicas.find((each) => each.replica === state.replica) ?? reply.replicas[0];
