@@ -16,7 +16,7 @@ from laprox_sglang.cache.segment import Segment
 from laprox_sglang.cache.tree import RaggedRadixCache
 from laprox_sglang.observe.aside import Aside
 
-SCAN = 20_000  # nodes that one listing looks at, the newest ones
+SCAN = 12_000  # nodes that one listing looks at, the newest ones
 DEPTH = 128  # nodes of a path that are walked to find where it begins
 STRETCHES = 48  # nodes of a path that are listed, the last ones
 BINS = 512  # of a token strip

@@ -3,6 +3,8 @@ const chart = {
   points: [], // {time, slots, tokens}
   KEEP: 3600, // points; seconds, while the page is open
   at: null, // index under the cursor
+  moved: true, // the last point says something new
+  drawn: 0, // when
   MARGIN: { left: 52, right: 12, top: 8, bottom: 24 },
 
   add(point) {
@@ -10,6 +12,7 @@ const chart = {
     const last = points.at(-1);
     if (last && point.time <= last.time) return;
     // What stays the same needs its two ends only.
+    chart.moved = !last || last.slots !== point.slots || last.tokens !== point.tokens;
     const before = points.at(-2);
     const same = (a, b) => a.slots === b.slots && a.tokens === b.tokens;
     if (before && same(before, last) && same(last, point)) points.pop();
@@ -62,10 +65,14 @@ const chart = {
       svg.append(draw("line", { class: "cursor", x1: place, x2: place, y1: MARGIN.top, y2: height - MARGIN.bottom }));
     }
     chart.timeAt = (px) => start + ((px - MARGIN.left) / (width - MARGIN.left - MARGIN.right)) * (end - start);
+    chart.drawn = Date.now();
     box.replaceChildren(svg);
     box.dataset.points = points.length;
     chart.read();
   },
+
+  // For a live point: nothing that moves costs a drawing each second for nothing.
+  follow() { if (chart.moved || Date.now() - chart.drawn > 5000) chart.draw(); },
 
   read() {
     const point = chart.points[chart.at ?? chart.points.length - 1];

@@ -27,7 +27,7 @@ const onLive = (live) => {
   const stats = ofReplica(live);
   onStats(stats);
   chart.add({ time: live.time, slots: stats.slots_held, tokens: stats.tokens_cached });
-  chart.draw();
+  chart.follow();
   feed.add(live.compressions.filter((each) => each.replica === stats.replica), true);
   const version = [stats.compressions, stats.splits, stats.segments, stats.prompt_tokens, stats.nodes.dense].join();
   if (version !== state.version) {
