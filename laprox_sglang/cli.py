@@ -62,6 +62,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_eval_arguments(evaluation)
     evaluation.set_defaults(run=run_eval)
 
+    top = commands.add_parser("top", help="show a running server's cache in the terminal; Ctrl-C ends it")
+    top.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
+    top.add_argument("--api-key", default=None, help="admin key of a server that has one, else its key")
+    top.add_argument("--interval", type=float, default=2.0, help="seconds between pictures (default: %(default)s)")
+    top.add_argument("--once", action="store_true", help="print one picture and end")
+    top.set_defaults(run=run_top)
+
     doctor = commands.add_parser("doctor", help="check versions, hooks, device and model support")
     doctor.add_argument("--model-path", default=None, help="model folder to check (default: none)")
     doctor.set_defaults(run=run_doctor)
@@ -128,6 +135,12 @@ def run_eval(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return command.run(options)
 
 
+def run_top(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from laprox_sglang.observe import top
+
+    return top.run(options.url, api_key=options.api_key, interval=options.interval, once=options.once)
+
+
 def run_demo_model(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from laprox_sglang import demo_model
 
@@ -149,6 +162,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
         "laprox_sglang.demo": "DemoError",
         "laprox_sglang.demo_model": "DemoModelError",
         "laprox_sglang.launcher": "LaunchError",
+        "laprox_sglang.observe.top": "TopError",
     }
     return (
         ConfigError,

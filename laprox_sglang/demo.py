@@ -68,7 +68,8 @@ def run(flags: Sequence[str], *, port: int, output: Path, once: bool) -> int:
         with Server(url) as client:
             wait_until_healthy(client, server, log)
             code = scripted.run(client, turns=None, picture=output / "chat.svg")
-        print(f"Server: {url}  (OpenAI API at {url}/v1; log in {log})")
+        cache = "" if launcher.PLAIN_FLAG in flags else f"; its cache at {url}/laprox"
+        print(f"Server: {url}  (OpenAI API at {url}/v1{cache}; log in {log})")
         if once or code != 0:
             return code
         print(

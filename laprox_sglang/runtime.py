@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+from sglang.srt.runtime_context import get_parallel
 
 from laprox_sglang.attention.backend import BatchPaths, LaProxAttentionBackend
 from laprox_sglang.attention.base import choose
@@ -17,6 +18,8 @@ from laprox_sglang.cache.query_ring import QueryRing
 from laprox_sglang.cache.rows import RowPool
 from laprox_sglang.config import LaProxConfig
 from laprox_sglang.model_support import AttentionLayer, find_attention_layers
+from laprox_sglang.observe.answers import Observer
+from laprox_sglang.refused import REFUSED_MODES
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +74,7 @@ class Runtime:
         )
         self.tree = LaProxRadixCache(ctx.params, self.pool, config, self.compressor)
         self.compressor.tree = self.tree
+        self.observer = Observer(self, get_parallel().dp_rank or 0, getattr(runner, "forward_stream", None))
         self.backend = backend
         backend.attach(self.pool, self.ring, attention)
         attention.warm_up(self.pool.k.dtype, self.pool.head_dim, first.tp_q_head_num // self.pool.heads)
@@ -142,7 +146,7 @@ class Runtime:
                 self.tree.finish_prefill(req)
 
     def state(self) -> dict[str, Any]:
-        """The ``laprox`` block of ``/server_info``'s internal state."""
+        """The ``laprox`` block of ``/server_info``'s internal state; see ``observe.schema.ReplicaStats``."""
         tree, stats = self.tree, self.tree.stats
         held = tree.evictable_size() + tree.protected_size()
         return {
@@ -156,6 +160,14 @@ class Runtime:
             "min_tokens": self.config.min_tokens,
             "rescore_interval": self.config.rescore_interval,
             "pool_kernel": self.config.pool_kernel,
+            "layers": self.pool.layers,
+            "kv_heads": self.pool.heads,
+            "nodes": {
+                "dense": len(tree.by_id) - stats.segments,
+                "compressed": stats.segments,
+                "held_back": len(tree.held_back),
+            },
+            "refused_modes": [mode.name for mode in REFUSED_MODES],
             "slots_total": tree.token_to_kv_pool_allocator.size,
             "slots_free": tree.token_to_kv_pool_allocator.available_size(),
             "slots_held": held,

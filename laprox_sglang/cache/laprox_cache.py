@@ -20,6 +20,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey, TreeNode
 from laprox_sglang.cache.node import LaProxNode, PathTable
 from laprox_sglang.cache.rows import RowPool
 from laprox_sglang.cache.segment import concatenate
+from laprox_sglang.cache.stats import ANSWER, PROMPT, RESCORE
 from laprox_sglang.cache.tree import RaggedRadixCache, RequestState, Stretch
 from laprox_sglang.config import LaProxConfig
 
@@ -46,7 +47,10 @@ class LaProxRadixCache(RaggedRadixCache):
 
     def began(self, req: Req, computed_from: int) -> None:
         """The request's forward starts at token ``computed_from``: the first call after it got its row counts."""
-        self.requests.setdefault(req.rid, RequestState(computed_from))
+        if req.rid not in self.requests:
+            self.requests[req.rid] = RequestState(computed_from)
+            self.stats.prompt_tokens += len(req.full_untruncated_fill_ids)
+            self.stats.cached_tokens += computed_from
 
     def checkpoint(self, req: Req, *, up_to: int, **_: object) -> None:
         """Insert the request's KV up to ``up_to`` dense; when it has finished, compress what it leaves behind.
@@ -80,7 +84,8 @@ class LaProxRadixCache(RaggedRadixCache):
         req.lock = self.lock(node)
         req.last_node = node
         if req.finished():
-            self._compress(req, len(values), finished=True)
+            self._compress(req, len(values), ANSWER)
+        self.stats.changed()
 
     def finish_prefill(self, req: Req) -> None:
         """Called when the forward of the prompt's last chunk has been launched: insert and compress the prompt."""
@@ -89,7 +94,7 @@ class LaProxRadixCache(RaggedRadixCache):
         self.checkpoint(req, up_to=req.extend_end)
         # A request that was retracted has output tokens among those it prefills again: they are not its prompt.
         if not req.output_ids and req.kv.cache_protected_len == req.extend_end:
-            self._compress(req, req.extend_end, finished=False)
+            self._compress(req, req.extend_end, PROMPT)
 
     def rescore(self, req: Req) -> None:
         """Called when a decode step has been launched: compress the answer so far, if enough has come.
@@ -106,10 +111,8 @@ class LaProxRadixCache(RaggedRadixCache):
         req.refresh_fill_ids()
         self.checkpoint(req, up_to=end)
         if req.kv.cache_protected_len == end:
-            before = self.stats.compressions
-            self._compress(req, end, finished=False)
+            self._compress(req, end, RESCORE)
             state.rescored += 1
-            self.stats.rescores += self.stats.compressions - before
         # Also where another request holds the nodes or no slot was left to insert them: the schedule goes on.
         state.decided = end - self.config.window
 
@@ -118,7 +121,8 @@ class LaProxRadixCache(RaggedRadixCache):
 
     # Compression
 
-    def _compress(self, req: Req, end: int, finished: bool) -> None:
+    def _compress(self, req: Req, end: int, kind: str) -> None:
+        finished = kind == ANSWER
         state = self.requests.get(req.rid)
         if state is None or state.computed_from >= end:
             return
@@ -143,14 +147,10 @@ class LaProxRadixCache(RaggedRadixCache):
                 if kept < node.tokens:
                     self.hold_back(node, positions, indptr)
                 continue
-            self.compress_node(node, positions, indptr)
+            self.compress_node(node, positions, indptr, kind)
             row[start : start + node.tokens] = 0
         state.decided = max(state.decided, end if finished else end - self.config.window)
-        seconds = time.perf_counter() - started
-        if finished:
-            self.stats.finish_seconds += seconds
-        else:
-            self.stats.compress_seconds += seconds
+        self.stats.timed(kind, time.perf_counter() - started)
 
     def _due(self, req: Req, limit: int) -> list[list[LaProxNode]]:
         """The dense nodes before token ``limit`` that this request may compress now, grouped into adjacent runs."""

@@ -29,7 +29,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey, TreeNode
 from laprox_sglang.cache import segment as segments
 from laprox_sglang.cache.node import LaProxNode, joined_key
 from laprox_sglang.cache.rows import RowPool
-from laprox_sglang.cache.stats import CacheStats
+from laprox_sglang.cache.stats import PRESSURE, CacheStats
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +98,8 @@ class RaggedRadixCache(RadixCache):
         super().reset()
         self.requests: dict[str, RequestState] = {}
         self.held_back: set[LaProxNode] = set()
+        # Every node but the root, the newest last: for listings that must not walk the tree.
+        self.by_id: dict[int, LaProxNode] = {}
         self.epoch = 0
         self.stats.clear_held()
 
@@ -147,6 +149,7 @@ class RaggedRadixCache(RadixCache):
         if len(key) > inserted_len:
             self._inc_hit_count(new)
         walk.node.children[new.key.child_key()] = new
+        self.by_id[new.id] = new
         self.evictable_size_ += new.slots_held
         self._update_leaf_status(walk.node)
         self._update_leaf_status(new)
@@ -178,6 +181,7 @@ class RaggedRadixCache(RadixCache):
         parent.parent.children[key.child_key()] = parent
         parent.children = {child.key.child_key(): child}
         child.parent = parent
+        self.by_id[parent.id] = parent
         child.hash_value = child.event_hash_value = None
         return parent
 
@@ -235,11 +239,17 @@ class RaggedRadixCache(RadixCache):
         self.epoch += 1
         self.release_back(parent)
         self.release_back(child)
+        del self.by_id[parent.id]
         # A stale handle to the parent (a queued request's last match) must not be mistaken for a live node.
         parent.children = {}
 
-    def compress_node(self, node: LaProxNode, positions: torch.Tensor, indptr: torch.Tensor) -> int:
-        """Turn a dense node into a compressed one and free the rest of its slots; returns how many became free."""
+    def compress_node(
+        self, node: LaProxNode, positions: torch.Tensor, indptr: torch.Tensor, kind: str = PRESSURE
+    ) -> int:
+        """Turn a dense node into a compressed one and free the rest of its slots; returns how many became free.
+
+        ``kind`` says why, see ``stats``.
+        """
         self.release_back(node)
         segment, freed = segments.pack(self.pool, node.value, positions, indptr)
         node.segment = segment
@@ -249,7 +259,8 @@ class RaggedRadixCache(RadixCache):
         self.epoch += 1
         self._account(node, -freed.shape[0])
         self.token_to_kv_pool_allocator.free(freed)
-        self.stats.compressed(segment, self.pool.rows_per_slot)
+        start = self.path(node)[-1][1]
+        self.stats.compressed(node.id, kind, start, segment, freed.shape[0], self.pool.rows_per_slot)
         return freed.shape[0]
 
     def hold_back(self, node: LaProxNode, positions: torch.Tensor, indptr: torch.Tensor) -> None:
@@ -324,6 +335,7 @@ class RaggedRadixCache(RadixCache):
             if not parent.children and parent.lock_ref == 0:
                 heapq.heappush(heap, (self.eviction_strategy.get_priority(parent), parent))
             self.kv_events.record_remove(node)
+        self.stats.changed()
         self.update_eviction_metrics(evicted, started)
         return EvictResult(num_tokens_evicted=evicted)
 
@@ -331,6 +343,7 @@ class RaggedRadixCache(RadixCache):
         removed = node.parent.children.pop(node.key.child_key())
         if removed is not node:
             raise RuntimeError(f"the tree lost a node: {node.key!r}")
+        del self.by_id[node.id]
         self.evictable_size_ -= node.slots_held
         self.evictable_leaves.discard(node)
         self.release_back(node)

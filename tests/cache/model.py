@@ -21,6 +21,8 @@ from laprox_sglang.cache.laprox_cache import LaProxRadixCache
 from laprox_sglang.cache.rows import RowPool
 from laprox_sglang.cache.tree import Stretch
 from laprox_sglang.config import LaProxConfig
+from laprox_sglang.observe.aside import Aside
+from laprox_sglang.observe.kept import KeptCounts
 
 LAYERS, HEADS, MAX_LENGTH = 2, 2, 64
 PER_SLOT = LAYERS * HEADS
@@ -70,6 +72,8 @@ class TreeModel:
             eviction_policy=policy,
         )
         self.tree = LaProxRadixCache(params, self.pool, config, self.select)
+        self.kept = KeptCounts(PER_SLOT, True, Aside(self.pool.device))
+        self.tree.stats.watchers.append(self.kept)
 
     # The selector: any set of the right size
 
@@ -192,6 +196,12 @@ class TreeModel:
         held = [node.segment for node in tree.nodes() if node.segment is not None]
         assert tree.stats.segment_slots == sum(len(segment.slots) for segment in held)
         assert tree.stats.segment_tokens == sum(segment.tokens for segment in held)
+        assert tree.stats.segment_entries == sum(segment.entries for segment in held)
+        assert set(tree.by_id.values()) == set(tree.nodes()) and all(
+            tree.by_id[each.id] is each for each in tree.nodes()
+        )
+        lists = sum((segment.indptr.diff() for segment in held), torch.zeros(PER_SLOT, dtype=torch.int64))
+        assert self.kept.total().tolist() == lists.tolist()
         for prefix in [each for each in self.selected if each not in alive]:
             del self.selected[prefix]
 

@@ -13,12 +13,18 @@ import sglang.srt.entrypoints.engine as engine_module
 import sglang.srt.managers.scheduler as scheduler_module
 from sglang.srt.managers.scheduler_components.internal_state import SchedulerInternalStateController
 from sglang.srt.plugins import load_plugins
-from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs
 
 from laprox_sglang import patches, runtime
 from laprox_sglang.config import ConfigError, LaProxConfig
-from laprox_sglang.patches import engine_arguments, kv_pool, start_check
+from laprox_sglang.patches import (
+    engine_arguments,
+    http_app,
+    kv_pool,
+    scheduler_metrics,
+    server_info,
+    start_check,
+)
 
 load_plugins()
 
@@ -111,14 +117,57 @@ def test_kv_pool_is_one_tensor_only_with_our_cache(monkeypatch):
         runtime.row_pool(stock)
 
 
-def test_run_batch_and_server_info_do_nothing_without_a_runtime():
+def test_scheduler_hooks_do_nothing_without_a_runtime():
     assert runtime.current() is None
-    reply = SimpleNamespace(internal_state={})
-    hooked = [hook for _, hook, _ in HookRegistry._hooks[patches.modules()[-1].TARGET]]
-    hooked[0](reply, None, None)
+    asked, reply = SimpleNamespace(rid='laprox:{"ask": "stats"}'), SimpleNamespace(internal_state={})
+    assert server_info.hook(lambda _, request: reply if request is asked else None, None, asked) is reply
     assert reply.internal_state == {}
+    scheduler_metrics.hook(None, None)
     assert SchedulerInternalStateController.get_internal_state.__wrapped__
     assert scheduler_module.Scheduler.run_batch.__wrapped__
+
+
+def with_runtime(monkeypatch, **values):
+    ours = SimpleNamespace(**values)
+    monkeypatch.setattr(runtime, "current", lambda: ours)
+    return ours
+
+
+def test_server_info_adds_our_block_and_answers_our_questions(monkeypatch):
+    observer = SimpleNamespace(answer=lambda query: {"replica": 0, "found": query})
+    with_runtime(monkeypatch, state=lambda: {"slots_held": 3}, observer=observer)
+    stock = SimpleNamespace(internal_state={"tp_size": 1})
+    server_info.hook(lambda *_: stock, None, SimpleNamespace(rid=None))
+    assert stock.internal_state == {"tp_size": 1, "laprox": {"slots_held": 3}}
+    asked = SimpleNamespace(rid='laprox:{"number": 7, "ask": "segments", "limit": 2}')
+    reply = server_info.hook(lambda *_: pytest.fail("stock's state was gathered"), None, asked)
+    assert reply.internal_state == {"number": 7, "replica": 0, "found": {"ask": "segments", "limit": 2}}
+
+
+def test_scheduler_metrics_only_where_the_scheduler_reports_any(monkeypatch):
+    added = []
+    with_runtime(monkeypatch, observer=SimpleNamespace(add_metrics=added.append))
+    for enabled in (False, True):
+        context = SimpleNamespace(current_scheduler_metrics_enabled=enabled)
+        scheduler_metrics.hook(None, SimpleNamespace(metrics_collector_context=context, metrics_collector="theirs"))
+    assert added == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "workers", "expected"), [(None, 1, []), ("laprox", 1, [False]), ("laprox", 2, [True])]
+)
+def test_http_app_gets_our_endpoints_only_with_our_cache(backend, workers, expected, monkeypatch):
+    import sglang.srt.arg_groups.overrides as overrides
+
+    from laprox_sglang.observe import app
+
+    installed = []
+    values = SimpleNamespace(radix_cache_backend=backend, tokenizer_worker_num=workers)
+    monkeypatch.setattr(overrides, "resolving_view", lambda _: values)
+    monkeypatch.setattr(app, "install", lambda worker_processes: installed.append(worker_processes))
+    monkeypatch.setitem(sys.modules, http_app.HTTP_MODULE, SimpleNamespace())
+    http_app.hook(None, object())
+    assert installed == expected
 
 
 GRAPHS = SimpleNamespace(decode=SimpleNamespace(backend="full"), prefill=SimpleNamespace(backend="disabled"))
