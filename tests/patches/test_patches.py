@@ -16,7 +16,7 @@ from sglang.srt.plugins import load_plugins
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.server_args import ServerArgs
 
-from laprox_sglang import patches, runtime
+from laprox_sglang import parts, patches, runtime
 from laprox_sglang.config import ConfigError, LaProxConfig
 from laprox_sglang.patches import engine_arguments, kv_pool, start_check
 
@@ -102,13 +102,13 @@ def test_kv_pool_is_one_tensor_only_with_our_cache(monkeypatch):
     kv_pool.hook(lambda _: pytest.fail("stock buffers were made"), ours)
     assert ours.laprox_k.shape == (3, 9, 2, 4) and len(ours.k_buffer) == 3
     ours.k_buffer[1][2, 1, 3] = 5
-    assert runtime.row_pool(ours).k_rows[(1 * 9 + 2) * 2 + 1, 3] == 5
+    assert parts.row_pool(ours).k_rows[(1 * 9 + 2) * 2 + 1, 3] == 5
     with_radix_backend(monkeypatch, None)
     stock, calls = pool(), []
     kv_pool.hook(calls.append, stock)
     assert calls == [stock] and not hasattr(stock, "laprox_k")
     with pytest.raises(ValueError, match="not one tensor"):
-        runtime.row_pool(stock)
+        parts.row_pool(stock)
 
 
 def test_run_batch_and_server_info_do_nothing_without_a_runtime():
@@ -121,7 +121,12 @@ def test_run_batch_and_server_info_do_nothing_without_a_runtime():
     assert scheduler_module.Scheduler.run_batch.__wrapped__
 
 
-GRAPHS = SimpleNamespace(decode=SimpleNamespace(backend="full"), prefill=SimpleNamespace(backend="disabled"))
+def graphs(decode: str, prefill: str) -> dict:
+    config = SimpleNamespace(decode=SimpleNamespace(backend=decode), prefill=SimpleNamespace(backend=prefill))
+    return {"device": "cuda", "cuda_graph_config": config}
+
+
+ASKED = {"_laprox_config": LaProxConfig(cuda_graphs="decode")}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +145,12 @@ GRAPHS = SimpleNamespace(decode=SimpleNamespace(backend="full"), prefill=SimpleN
         ({"enable_streaming_session": True}, "streaming sessions"),
         ({"disable_radix_cache": True}, "disabled radix cache"),
         ({"enable_unified_memory": True}, "unified memory"),
-        ({"device": "cuda", "cuda_graph_config": GRAPHS}, "--disable-decode-cuda-graph"),
+        ({"enable_two_batch_overlap": True}, "two-batch overlap"),
+        ({"enable_pdmux": True}, "PD multiplexing"),
+        (graphs("full", "disabled"), "--disable-decode-cuda-graph"),
+        (graphs("full", "disabled") | {"_laprox_config": LaProxConfig()}, "--laprox-cuda-graphs decode"),
+        (graphs("breakable", "disabled") | ASKED, "with the backend full"),
+        (graphs("full", "tc_piecewise") | ASKED, "--disable-prefill-cuda-graph"),
     ],
 )
 def test_refused_modes_name_reason_and_remedy(values, reason, monkeypatch):
@@ -149,6 +159,15 @@ def test_refused_modes_name_reason_and_remedy(values, reason, monkeypatch):
     both = {} if "both" in reason else {"attention_backend": "laprox", "radix_cache_backend": "laprox"}
     monkeypatch.setattr(overrides, "resolving_view", lambda _: configuration(**both, **values))
     with pytest.raises(ConfigError, match=reason):
+        start_check.hook(None, object())
+
+
+def test_graphs_of_decode_steps_may_be_asked_for(monkeypatch):
+    import sglang.srt.arg_groups.overrides as overrides
+
+    both = {"attention_backend": "laprox", "radix_cache_backend": "laprox"}
+    for values in (graphs("full", "disabled") | ASKED, graphs("disabled", "disabled"), {"device": "cpu"}):
+        monkeypatch.setattr(overrides, "resolving_view", lambda _, values=values: configuration(**both, **values))
         start_check.hook(None, object())
 
 
