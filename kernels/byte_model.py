@@ -65,9 +65,9 @@ def markdown(shape: ModelShape = LLAMA_3_1_8B, context: int = CONTEXT, kept: flo
     lines = [
         f"# Bytes of a decode step: {shape.name}, {context:,} tokens, {kept:.0%} kept",
         "",
-        "Computed by `python -m laprox_sglang.kernels.byte_model`, not measured. bfloat16; GB are 10^9 bytes. The last",
-        f"{tail} tokens of a compressed prompt are dense. Time is at least bytes over bandwidth, so the last row bounds",
-        "the speed-up of a step on any device; `laprox-sglang bench-kernels` says how near the kernels come to that.",
+        "Computed by `python -m laprox_sglang.kernels.byte_model`, not measured. bfloat16; GB are 10^9 bytes. The",
+        f"last {tail} tokens of a compressed prompt are dense. Time is at least bytes over bandwidth: the last row",
+        "bounds the speed-up of a step on any device. `laprox-sglang bench-kernels` measures how near kernels come.",
         "",
         "| GB per step | " + " | ".join(f"batch {batch}" for batch in BATCHES) + " |",
         "|---" * (len(BATCHES) + 1) + "|",
