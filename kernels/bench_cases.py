@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .ragged_decode import ragged_decode, ragged_decode_reference, splits_for, workspace_numel
+from .ragged_decode import ragged_decode, ragged_decode_reference
 from .shapes import ModelShape
 
 LAYERS, LAYER = 2, 1
@@ -54,14 +55,16 @@ class DecodeCase:
         return self.entries * self.shape.head_dim * 2 * ITEM[self.k_rows.dtype]
 
     @property
-    def arguments(self) -> tuple:  # type: ignore[type-arg]
-        pools = (self.q, self.k_rows, self.v_rows, LAYER, self.rows, self.indptr, self.slots)
-        lengths = (self.pool_index, self.tail_start, self.seq_len)
-        return *pools, *lengths, self.shape.kv_heads, self.scale, self.logit_cap
+    def arguments(self) -> dict[str, Any]:
+        """Those of ``ragged_decode`` and its reference."""
+        pools = dict(q=self.q, k_rows=self.k_rows, v_rows=self.v_rows, layer=LAYER)
+        lists = dict(rows=self.rows, indptr=self.indptr, slots=self.slots, pool_index=self.pool_index)
+        lengths = dict(tail_start=self.tail_start, seq_len=self.seq_len, num_kv_heads=self.shape.kv_heads)
+        return {**pools, **lists, **lengths, "scale": self.scale, "logit_cap": self.logit_cap}
 
     @cached_property
     def expected(self) -> Tensor:
-        return ragged_decode_reference(*self.arguments)
+        return ragged_decode_reference(**self.arguments)  # type: ignore[no-any-return]
 
 
 def list_lengths(lists: str, batch: int, heads: int, mean: int, generator: torch.Generator) -> Tensor:
@@ -97,27 +100,42 @@ def make_case(
     per_layer = int(lengths.sum())
     tail_slots = batch * TAIL
     stride = 1 + tail_slots + -(-per_layer // heads)
-    rows_of_layer = torch.arange(per_layer) + (1 + tail_slots) * heads
+    of_layer = torch.arange(per_layer) + (1 + tail_slots) * heads
     if lists == "scattered":
-        rows_of_layer = rows_of_layer[torch.randperm(per_layer, generator=generator)]
-    rows = torch.cat([layer * stride * heads + rows_of_layer for layer in range(LAYERS)]).to(torch.int32)
-    # Lists stand by request, layer, head; the rows of a layer by request and head.
-    ends = lengths.reshape(-1).cumsum(0).view(batch, heads)
-    starts = ends - lengths
-    indptr = torch.zeros((batch, LAYERS * heads + 1), dtype=torch.int64)
-    for layer in range(LAYERS):
-        indptr[:, layer * heads : (layer + 1) * heads] = layer * per_layer + starts
-    indptr[:, -1] = (LAYERS - 1) * per_layer + ends[:, -1]
-    # Only LAYER is read: its lists end where the next list of the same request begins.
+        of_layer = of_layer[torch.randperm(per_layer, generator=generator)]
+    # The same lists in every layer; they stand by request, layer, head.
+    of_list = of_layer.split(lengths.reshape(-1).tolist())
+    parts = [
+        of_list[b * heads + h] + layer * stride * heads
+        for b in range(batch)
+        for layer in range(LAYERS)
+        for h in range(heads)
+    ]
+    rows = torch.cat(parts).to(torch.int32)
+    ends = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
+    starts = torch.arange(batch)[:, None] * LAYERS * heads
+    indptr = ends[starts + torch.arange(LAYERS * heads + 1)]
     slots = (1 + torch.randperm(tail_slots, generator=generator)).view(batch, TAIL).to(torch.int32)
     on_device = torch.Generator(device).manual_seed(1)
     k_rows, v_rows = (
         torch.randn(LAYERS * stride * heads, size, generator=on_device, device=device).to(dtype) for _ in range(2)
     )
     q = torch.randn(batch, shape.query_heads, size, generator=on_device, device=device).to(dtype)
-    small = [torch.arange(batch), torch.zeros(batch, dtype=torch.int64), torch.full((batch,), TAIL)]
-    moved = (tensor.to(device) for tensor in (rows, indptr, slots, *small))
-    return DecodeCase(shape, lists, lengths, q, k_rows, v_rows, *moved, logit_cap=logit_cap)
+    return DecodeCase(
+        shape=shape,
+        lists=lists,
+        lengths=lengths,
+        q=q,
+        k_rows=k_rows,
+        v_rows=v_rows,
+        rows=rows.to(device),
+        indptr=indptr.to(device),
+        slots=slots.to(device),
+        pool_index=torch.arange(batch, device=device),
+        tail_start=torch.zeros(batch, dtype=torch.int64, device=device),
+        seq_len=torch.full((batch,), TAIL, device=device),
+        logit_cap=logit_cap,
+    )
 
 
 # Kernels: each makes what it needs once and returns a call whose result is checked before its time is taken
@@ -126,10 +144,8 @@ Call = Callable[[], Tensor]
 
 
 def ours(case: DecodeCase) -> Call:
-    splits = splits_for(case.batch * case.shape.kv_heads, case.q.device)
-    workspace = torch.empty(workspace_numel(*case.q.shape, splits), device=case.q.device)
     out = torch.empty_like(case.q)
-    return lambda: ragged_decode(*case.arguments, out, workspace, splits)
+    return lambda: ragged_decode(**case.arguments, out=out)
 
 
 def list_of_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from .bench import compare
 from .bench_cases import LAYER, LAYERS, TAIL, DecodeCase, make_case, ours
-from .ragged_decode import ragged_decode, splits_for, workspace_numel
+from .ragged_decode import ragged_decode
 from .ragged_extend import ragged_extend, ragged_extend_reference, ragged_lse, ragged_lse_reference
 from .shapes import MODELS, ModelShape
 
@@ -72,10 +73,9 @@ def _extend(device: str) -> Iterator[Check]:
         case = make_case(shape, "skewed", 2, 40 if device == "cpu" else 700, device)
         q = torch.randn(case.batch * new, shape.query_heads, shape.head_dim, device=device).to(case.q.dtype)
         q_start = torch.arange(0, case.batch * new + 1, new, device=device)
-        pools = (q, *case.arguments[1:10], q_start)
-        expected = ragged_extend_reference(*pools, shape.kv_heads, case.scale)
-        out = torch.full_like(q, math.nan)
-        found = ragged_extend(*pools, new, shape.kv_heads, case.scale, out=out)
+        arguments = case.arguments | {"q": q, "q_start": q_start}
+        expected = ragged_extend_reference(**arguments)
+        found = ragged_extend(**arguments, most_new=new, out=torch.full_like(q, math.nan))
         yield _check(f"extend by {new} tokens", found, expected)
 
 
@@ -86,7 +86,7 @@ def _lse(device: str) -> Check:
     return _check("log-sum-exp of the lists", ragged_lse(*arguments), ragged_lse_reference(*arguments))
 
 
-def recorded(step: Callable[[], None], device: str) -> Callable[[], None]:
+def recorded(step: Callable[[], object], device: str) -> Callable[[], object]:
     """The step as a CUDA graph; where there is no GPU, the step itself, which has its addresses from now on too."""
     step()
     if device == "cpu":
@@ -105,10 +105,8 @@ def _replay(device: str) -> Check:
     first, largest = cases[0], max(len(case.k_rows) for case in cases)
     rows = torch.zeros(max(len(case.rows) for case in cases), dtype=torch.int32, device=device)
     k, v = (torch.zeros(largest, shape.head_dim, dtype=torch.bfloat16, device=device) for _ in range(2))
-    buffers = dict(indptr=first.indptr.clone(), slots=first.slots.clone(), q=first.q.clone())
+    buffers: dict[str, Any] = dict(indptr=first.indptr.clone(), slots=first.slots.clone(), q=first.q.clone())
     static = replace(first, k_rows=k, v_rows=v, rows=rows, **buffers)
-    splits = splits_for(static.batch * shape.kv_heads, static.q.device)
-    workspace = torch.empty(workspace_numel(*static.q.shape, splits), device=device)
     out = torch.empty_like(static.q)
 
     def fill(case: DecodeCase) -> None:
@@ -121,7 +119,7 @@ def _replay(device: str) -> Check:
             buffer.copy_(getattr(case, name))
 
     fill(first)
-    replay = recorded(lambda: ragged_decode(*static.arguments, out, workspace, splits), device)
+    replay = recorded(lambda: ragged_decode(**static.arguments, out=out), device)
     checks = []
     for case in (*cases[1:], first):
         fill(case)

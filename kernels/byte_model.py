@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 
-from .ragged_decode import LEAST_SPLIT, MOST_SPLITS
 from .shapes import LLAMA_3_1_8B, ModelShape
 
 BATCHES = (1, 2, 4, 8)
 CONTEXT, KEPT, TAIL = 131072, 0.05, 32
 ITEM = 2  # bytes of a bfloat16 weight, key or value number
+# Lists are cut into pieces: SGLang's into 8 at most (its default), ours so that 4 per multiprocessor (132 on an H100)
+# share a layer's entries, and none is shorter than 256 entries.
+SGLANG_SPLITS, PIECES, LEAST_PIECE = 8, 4 * 132, 256
 WEIGHTS = "weights"
 
 
@@ -30,7 +32,7 @@ def dense_step(shape: ModelShape, batch: int, context: int) -> dict[str, float]:
         "keys and values": batch * context * shape.layers * shape.kv_heads * row,
         "slot numbers": batch * context * shape.layers * 8,
         "new keys and values": batch * shape.layers * shape.kv_heads * row,
-        "partial results": _parts(shape, batch, context),
+        "partial results": _parts(shape, batch * shape.kv_heads * SGLANG_SPLITS),
     }
 
 
@@ -39,6 +41,8 @@ def compressed_step(shape: ModelShape, batch: int, context: int, kept: float, ta
     row = shape.head_dim * ITEM * 2
     lists = batch * shape.layers * shape.kv_heads
     entries = kept * (context - tail)
+    of_layer = batch * shape.kv_heads
+    piece = max(LEAST_PIECE, of_layer * (entries + tail) / PIECES)
     return {
         WEIGHTS: shape.weights_read(batch) * ITEM,
         "keys and values": lists * (entries + tail) * row,
@@ -46,14 +50,13 @@ def compressed_step(shape: ModelShape, batch: int, context: int, kept: float, ta
         "slot numbers": batch * tail * shape.layers * 4,
         "offsets of the lists": batch * (shape.layers * shape.kv_heads + 1) * 8,
         "new keys and values": lists * row,
-        "partial results": _parts(shape, batch, entries + tail),
+        "partial results": _parts(shape, of_layer * math.ceil((entries + tail) / piece)),
     }
 
 
-def _parts(shape: ModelShape, batch: int, length: float) -> float:
-    """Split lists: each split writes and the merge reads a float32 result and log-sum-exp for each query head."""
-    splits = min(MOST_SPLITS, max(1, math.ceil(length / LEAST_SPLIT)))
-    return 2 * splits * batch * shape.layers * shape.query_heads * (shape.head_dim + 1) * 4
+def _parts(shape: ModelShape, pieces: int) -> float:
+    """Each piece of a layer writes, and the merge reads, a float32 result and log-sum-exp for each head of a group."""
+    return 2 * pieces * shape.layers * shape.group * (shape.head_dim + 1) * 4
 
 
 def bound(dense: dict[str, float], compressed: dict[str, float]) -> float:

@@ -93,3 +93,62 @@ def test_lists_have_the_bytes_that_their_name_says():
     assert skewed.max() == 16 * 6554 and abs(int(skewed.sum() - ample.sum())) < 32
     tiny = list_lengths("tiny", 64, 8, 6554, generator)
     assert tiny.min() == 0 and tiny.max() == 64
+
+
+def test_only_right_results_are_timed(monkeypatch):
+    """The loop over cases and kernels, with plain torch in the place of kernels and a clock that says 2 ms."""
+    import triton
+
+    from laprox_sglang.kernels import bench_cases, shapes
+
+    def right(case):
+        return lambda: case.expected
+
+    def wrong(case):
+        return lambda: case.expected + 1
+
+    def broken(case):
+        raise RuntimeError("no kernel for this device")
+
+    kernels = (
+        ("ragged_decode", None, right, True),
+        ("wrong", None, wrong, True),
+        ("broken", None, broken, False),
+        ("absent", "no_such_package", right, True),
+    )
+    monkeypatch.setattr(bench_cases, "KERNELS", kernels)
+    monkeypatch.setattr(bench, "TIMED", (("skewed", 2),))
+    monkeypatch.setattr(bench, "MEAN", 20)
+    timed = []
+    monkeypatch.setattr(triton.testing, "do_bench", lambda call, return_mode: timed.append(call) or 2.0)
+    shape = shapes.ModelShape("small", 2, 0, 4, 2, 64, 0, 0)
+    good, bad, failed, absent = bench.time_all([shape], "cpu", 1000.0, float("inf"))
+    assert len(timed) == 1 and good.passed and good.seconds == 2e-3
+    case = bench_cases.make_case(shape, "skewed", 2, 20, "cpu")
+    assert case.entries == case.lengths.sum() + 2 * 2 * bench_cases.TAIL
+    assert good.gb_per_s == pytest.approx(case.entries * 64 * 2 * 2 / 2e-3 / 1e9)
+    assert good.share_of_peak == pytest.approx(good.gb_per_s / 1000) and good.megabytes == case.bytes / 1e6
+    assert bad.passed is False and bad.seconds is None and bad.error == pytest.approx(1, abs=0.01)
+    assert failed.note == "RuntimeError: no kernel for this device" and absent.note.endswith("is not installed")
+    (late, *_) = bench.time_all([shape], "cpu", 1000.0, 0.0)
+    assert late.seconds is None and "out of time" in late.note
+    with pytest.raises(RuntimeError):
+        monkeypatch.setattr(bench_cases, "KERNELS", (("ragged_decode", None, broken, True),))
+        bench.time_all([shape], "cpu", 1000.0, float("inf"))
+
+
+@pytest.mark.parametrize("lists", ["ample", "scattered", "skewed", "tiny"])
+def test_cases_are_whole(lists):
+    """Every list has its rows, in every layer, and no row belongs to two lists."""
+    from laprox_sglang.kernels import bench_cases, shapes
+
+    case = bench_cases.make_case(shapes.ModelShape("small", 2, 0, 6, 3, 16, 0, 0), lists, 4, 30, "cpu")
+    lengths = case.indptr.diff(dim=1).view(4, bench_cases.LAYERS, 3)
+    assert all(torch.equal(lengths[:, layer], case.lengths) for layer in range(bench_cases.LAYERS))
+    assert len(case.rows) == lengths.sum() == len(case.rows.unique()) and case.indptr[-1, -1] == len(case.rows)
+    per_layer = len(case.k_rows) // bench_cases.LAYERS
+    for layer in range(bench_cases.LAYERS):
+        rows = torch.cat([case.rows[case.indptr[b, 3 * layer] : case.indptr[b, 3 * layer + 3]] for b in range(4)])
+        assert (rows // per_layer == layer).all()
+    indptr, listed = bench_cases.list_of_rows(case)
+    assert len(listed) == case.entries == indptr[-1] and len(listed.unique()) == len(listed)

@@ -29,9 +29,12 @@ def test_a_small_case_by_hand():
     dense = byte_model.dense_step(shape, 3, 1000)
     assert dense["keys and values"] == 3 * 1000 * 2 * 2 * (2 * 8 * 2)
     assert dense["slot numbers"] == 3 * 1000 * 2 * 8
-    assert dense["partial results"] == 2 * 4 * (3 * 2 * 4 * (8 + 1) * 4)
+    assert dense["partial results"] == 2 * 8 * (3 * 2 * 4 * (8 + 1) * 4)
     compressed = byte_model.compressed_step(shape, 3, 1000, 0.1, 100)
     assert compressed["keys and values"] == pytest.approx(3 * 2 * 2 * (90 + 100) * (2 * 8 * 2))
+    assert compressed["partial results"] == 2 * 1 * (3 * 2 * 4 * (8 + 1) * 4)
+    longer = byte_model.compressed_step(shape, 3, 100_000, 0.1, 100)
+    assert longer["partial results"] == 40 * compressed["partial results"]  # 10,090 entries in pieces of 256
     assert compressed["row ids"] == pytest.approx(3 * 2 * 2 * 90 * 4)
     assert compressed["weights"] == dense["weights"] == 2 * shape.weights_read(3)
     assert byte_model.bound(dense, dense) == 1.0
