@@ -13,6 +13,7 @@ from typing import Any
 
 GQA_RULES = ("mean_attention", "mean_score")
 KERNELS = ("auto", "triton", "flashinfer", "torch")
+GPU_KERNELS = ("triton", "flashinfer")
 CUDA_GRAPHS = ("off", "decode")
 BACKEND_NAME = "laprox"
 ENABLE_VARIABLE = "LAPROX_SGLANG_ENABLE"
@@ -130,6 +131,19 @@ class LaProxConfig:
             check_names(self.score, self.allocation)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+    def check_device(self, device: str) -> None:
+        """Raises ConfigError for what ``device`` (SGLang's name of it) cannot run."""
+        if device.startswith("cuda"):
+            return
+        for flag, value, needs in (
+            ("kernels", self.kernels, self.kernels in GPU_KERNELS),
+            ("cuda-graphs", self.cuda_graphs, self.cuda_graphs != "off"),
+        ):
+            if needs:
+                raise ConfigError(
+                    f"--laprox-{flag} {value} needs a CUDA device, and this server runs on {device}; drop the flag"
+                )
 
     def kept_slots(self, tokens: int) -> int:
         """Slots that a stretch of ``tokens`` tokens keeps, which is its budget of entries per KV head on average."""

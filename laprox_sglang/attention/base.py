@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from laprox_sglang.config import GPU_KERNELS
+
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
     """Copy a host array to the device without waiting for what the device is doing.
@@ -196,7 +198,6 @@ IMPLEMENTATIONS = {
     "flashinfer": ("laprox_sglang.attention.gpu_flashinfer", "FlashInferRaggedAttention"),
 }
 DEFAULT_FOR_DEVICE = {"cpu": "cpu", "cuda": "triton"}
-NEEDS_CUDA = ("triton", "flashinfer")
 
 
 def create(name: str) -> RaggedAttention:
@@ -216,6 +217,6 @@ def choose(device: torch.device | str, kernels: str = "auto") -> RaggedAttention
     kind = torch.device(device).type
     if kernels == "auto":
         return create(DEFAULT_FOR_DEVICE.get(kind, "torch"))
-    if kernels in NEEDS_CUDA and kind != "cuda":
+    if kernels in GPU_KERNELS and kind != "cuda":
         raise ValueError(f"--laprox-kernels {kernels} needs a CUDA device, and this server runs on {kind}; use auto")
     return create(kernels)

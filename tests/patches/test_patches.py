@@ -18,7 +18,7 @@ from sglang.srt.server_args import ServerArgs
 
 from laprox_sglang import parts, patches, runtime
 from laprox_sglang.config import ConfigError, LaProxConfig
-from laprox_sglang.patches import engine_arguments, kv_pool, start_check
+from laprox_sglang.patches import engine_arguments, graph_variants, kv_pool, run_batch, start_check
 
 load_plugins()
 
@@ -121,6 +121,41 @@ def test_run_batch_and_server_info_do_nothing_without_a_runtime():
     assert scheduler_module.Scheduler.run_batch.__wrapped__
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("launched", [True, False])
+def test_work_behind_a_batch_is_waited_for(monkeypatch, overlap, launched):
+    """It runs where the batch ran, and SGLang's mark that the batch has read what it shares does not stand for it."""
+    where: list[str] = []
+
+    class Stream:
+        def __enter__(self):
+            where.append("forward stream")
+
+        def __exit__(self, *_):
+            where.append("scheduler's stream")
+
+    ours = SimpleNamespace(before_batch=lambda batch: None, after_batch=lambda batch: where.append("ours") or launched)
+    runner = SimpleNamespace(shared_read_done_event="event")
+    scheduler = SimpleNamespace(
+        enable_overlap=overlap,
+        forward_stream_ctx=Stream(),
+        model_worker=SimpleNamespace(last_shared_read_runner=runner),
+    )
+    monkeypatch.setattr(runtime, "current", lambda: ours)
+    assert run_batch.hook(lambda scheduler, batch: "result", scheduler, None) == "result"
+    assert where == (["forward stream", "ours", "scheduler's stream"] if overlap else ["ours"])
+    assert runner.shared_read_done_event == (None if launched else "event")
+
+
+def test_the_decode_runner_gets_our_variants_only_with_our_backend(monkeypatch):
+    from laprox_sglang.attention import backend
+
+    assert graph_variants.hook(lambda config: f"stock for {config}", "model") == "stock for model"
+    monkeypatch.setattr(backend, "current", lambda: SimpleNamespace(next_is_compressed=True))
+    variants = graph_variants.hook(lambda config: pytest.fail("stock was asked"), "model")
+    assert variants.select(None) == "laprox_compressed" and "laprox_dense" in variants.capture_labels
+
+
 def graphs(decode: str, prefill: str) -> dict:
     config = SimpleNamespace(decode=SimpleNamespace(backend=decode), prefill=SimpleNamespace(backend=prefill))
     return {"device": "cuda", "cuda_graph_config": config}
@@ -188,6 +223,7 @@ def configuration(**values) -> SimpleNamespace:
         "pp_size": 1,
         "disaggregation_mode": "null",
         "kv_cache_dtype": "auto",
+        "device": "cpu",
     }
     return SimpleNamespace(**{**defaults, **values})
 
