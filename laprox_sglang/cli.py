@@ -10,6 +10,7 @@ from pathlib import Path
 from laprox_sglang.bench.command import add_arguments as add_bench_arguments
 from laprox_sglang.config import ConfigError
 from laprox_sglang.evaluation.command import add_arguments as add_eval_arguments
+from laprox_sglang.kernels.bench import add_arguments as add_kernel_bench_arguments
 
 PROGRAM = "laprox-sglang"
 DEFAULT_URL = "http://127.0.0.1:30000"
@@ -57,6 +58,10 @@ def build_parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure stock SGLang, ratio 1 and a ratio of yours in one run")
     add_bench_arguments(bench)
     bench.set_defaults(run=run_bench)
+
+    kernels = commands.add_parser("bench-kernels", help="check and time the attention kernels on a GPU")
+    add_kernel_bench_arguments(kernels)
+    kernels.set_defaults(run=run_bench_kernels)
 
     evaluation = commands.add_parser("eval", help="measure how much of the model's predictions a setting keeps")
     add_eval_arguments(evaluation)
@@ -127,6 +132,12 @@ def run_bench(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from laprox_sglang.bench import command
 
     return command.run(options)
+
+
+def run_bench_kernels(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from laprox_sglang.kernels import bench
+
+    return bench.run(options)
 
 
 def run_eval(options: argparse.Namespace, rest: Sequence[str]) -> int:

@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 GQA_RULES = ("mean_attention", "mean_score")
+KERNELS = ("auto", "triton", "flashinfer", "torch")
+GPU_KERNELS = ("triton", "flashinfer")
+CUDA_GRAPHS = ("off", "decode")
 BACKEND_NAME = "laprox"
 ENABLE_VARIABLE = "LAPROX_SGLANG_ENABLE"
 
@@ -26,7 +29,7 @@ def _flag(help_text: str, default: Any, **extra: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class LaProxConfig:
-    """What to keep of a compressed stretch. Field names are the flag names without ``--laprox-``.
+    """What to keep of a compressed stretch, and what reads it. Field names are the flag names without ``--laprox-``.
 
     Exactly one of ``ratio`` and ``budget_tokens`` decides the size; when neither is given, ``DEFAULT_RATIO`` does.
     """
@@ -65,6 +68,19 @@ class LaProxConfig:
     )
     score: str = _flag("score of an entry (see laprox_sglang.policy)", "laprox", type=str)
     allocation: str = _flag("how the budget is shared between layers and heads", "model", type=str)
+    kernels: str = _flag(
+        "what computes attention over kept entries: triton or flashinfer (on a GPU), torch (anywhere, slow), or what "
+        "fits the device",
+        "auto",
+        type=str,
+        choices=KERNELS,
+    )
+    cuda_graphs: str = _flag(
+        "experimental, never run on a GPU: record decode steps in CUDA graphs",
+        "off",
+        type=str,
+        choices=CUDA_GRAPHS,
+    )
 
     # Measured: at half, the loss on real text is not told apart from zero (see the README's results).
     DEFAULT_RATIO = 0.5
@@ -101,14 +117,33 @@ class LaProxConfig:
             )
         if self.pool_kernel % 2 == 0:
             raise ConfigError(f"--laprox-pool-kernel {self.pool_kernel} is even; use an odd width, or 1 to turn it off")
-        if self.gqa not in GQA_RULES:
-            raise ConfigError(f"--laprox-gqa {self.gqa!r} is unknown; choose from {', '.join(GQA_RULES)}")
+        _require_choice("gqa", self.gqa, GQA_RULES)
+        _require_choice("kernels", self.kernels, KERNELS)
+        _require_choice("cuda-graphs", self.cuda_graphs, CUDA_GRAPHS)
+        if self.cuda_graphs != "off" and self.kernels not in ("auto", "triton"):
+            raise ConfigError(
+                f"--laprox-cuda-graphs {self.cuda_graphs} needs --laprox-kernels triton: {self.kernels} reads the "
+                "lengths of the lists on the host, which a recorded graph cannot"
+            )
         from laprox_sglang.policy.registry import check_names
 
         try:
             check_names(self.score, self.allocation)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+
+    def check_device(self, device: str) -> None:
+        """Raises ConfigError for what ``device`` (SGLang's name of it) cannot run."""
+        if device.startswith("cuda"):
+            return
+        for flag, value, needs in (
+            ("kernels", self.kernels, self.kernels in GPU_KERNELS),
+            ("cuda-graphs", self.cuda_graphs, self.cuda_graphs != "off"),
+        ):
+            if needs:
+                raise ConfigError(
+                    f"--laprox-{flag} {value} needs a CUDA device, and this server runs on {device}; drop the flag"
+                )
 
     def kept_slots(self, tokens: int) -> int:
         """Slots that a stretch of ``tokens`` tokens keeps, which is its budget of entries per KV head on average."""
@@ -201,6 +236,11 @@ def _require_integer(name: str, value: Any, least: int) -> None:
         raise ConfigError(f"--laprox-{name} must be a whole number, not {value!r}")
     if value < least:
         raise ConfigError(f"--laprox-{name} {value} is too small; it must be at least {least}")
+
+
+def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"--laprox-{name} {value!r} is unknown; choose from {', '.join(choices)}")
 
 
 def _require_number(name: str, value: Any) -> None:

@@ -73,6 +73,16 @@ def check_device() -> Iterable[Check]:
         yield Check(f"device {index}", True, f"{properties.name}, sm_{major}{minor}, {memory:.0f} GiB")
 
 
+def check_kernels() -> Iterable[Check]:
+    """What ``--laprox-kernels`` can name here, by what is installed; a model's shape is checked when it is served."""
+    cuda = cpu_engine.has_cuda_device()
+    default = "triton" if cuda else "cpu (numba and torch)"
+    others = [name for name, package in (("flashinfer", "flashinfer-python"),) if cuda and installed_version(package)]
+    yield Check("attention kernels", None, f"auto is {default}; also {', '.join([*others, 'torch (slow)'])}")
+    if cuda:
+        yield Check("CUDA graphs", None, "off; --laprox-cuda-graphs decode is experimental: no GPU has run it")
+
+
 def check_plugin() -> Iterable[Check]:
     points = [point for point in metadata.entry_points(group=PLUGIN_GROUP) if point.name == PLUGIN_NAME]
     if points:
@@ -142,6 +152,7 @@ def run(model_path: str | None) -> int:
     checks = [
         *guarded("versions", check_versions),
         *guarded("device", check_device),
+        *guarded("kernels", check_kernels),
         *guarded("plugin", check_plugin),
         *guarded("hooks", check_hooks),
         *guarded("model", lambda: check_model(model_path)),

@@ -25,9 +25,9 @@ CONFLICTING_FLAGS = {
     "--decode-attention-backend": "prefill and decode both use the laprox backend",
     "--disable-radix-cache": "compressed prefixes live in the radix cache",
 }
+# Graphs of prefills would not see compressed rows; those of decode steps have to be asked for (see refused.py).
+PREFILL_GRAPH_FLAG, DECODE_GRAPH_FLAG = "--disable-prefill-cuda-graph", "--disable-decode-cuda-graph"
 # A configuration file may name the model.
-# Captured graphs do not see compressed rows yet (see refused.py).
-CUDA_FLAGS = ("--disable-decode-cuda-graph", "--disable-prefill-cuda-graph")
 MODEL_FLAGS = ("--model-path", "--model", "--config")
 # What SGLang's own defaults do not fit on a CPU: (flag, value or None for a switch, flags that replace it).
 CPU_FLAGS: tuple[tuple[str, str | None, tuple[str, ...]], ...] = (
@@ -69,33 +69,35 @@ def build_arguments(arguments: Sequence[str], *, plain: bool, cpu: bool) -> list
 
     Raises LaunchError or config.ConfigError. A model path is not added here.
     """
-    argv = list(arguments)
+    argv, settings = list(arguments), None
     if argv and not argv[0].startswith("-"):  # as `sglang serve MODEL` allows
         argv.insert(0, "--model-path")
     if plain:
         _refuse_laprox_flags(argv)
     else:
-        check_settings(argv)
+        settings = check_settings(argv)
         argv += _missing_requirements(argv)
     if cpu:
         for flag, value, replacements in CPU_FLAGS:
             if not any_given(argv, (flag, *replacements)):
                 argv += [flag] if value is None else [flag, value]
     elif not plain:
-        argv += [flag for flag in CUDA_FLAGS if not any_given(argv, (flag,))]
+        recorded = settings is not None and settings.cuda_graphs == "decode"
+        flags = (PREFILL_GRAPH_FLAG,) if recorded else (DECODE_GRAPH_FLAG, PREFILL_GRAPH_FLAG)
+        argv += [flag for flag in flags if not any_given(argv, (flag,))]
     if not any_given(argv, ("--enable-cache-report",)):
         argv.append("--enable-cache-report")  # chat clients show how much of a prompt was cached
     return argv
 
 
-def check_settings(arguments: Sequence[str]) -> None:
-    """Report a bad ``--laprox-*`` value now rather than after SGLang was imported. Raises ConfigError."""
+def check_settings(arguments: Sequence[str]) -> config.LaProxConfig | None:
+    """The ``--laprox-*`` settings, None without any. Raises ConfigError now rather than after SGLang was imported."""
     if os.environ.get(config.ENABLE_VARIABLE, "1").strip().lower() in ("0", "false", "off", "no"):
         raise LaunchError(f"{config.ENABLE_VARIABLE} switches LaProx off; unset it, or pass {PLAIN_FLAG}")
     parser = argparse.ArgumentParser(prog="laprox-sglang serve", add_help=False, allow_abbrev=False)
     config.add_flags(parser)
     values, _ = parser.parse_known_args(list(arguments))
-    config.from_arguments(vars(values))
+    return config.from_arguments(vars(values))
 
 
 def _missing_requirements(arguments: Sequence[str]) -> list[str]:

@@ -37,9 +37,12 @@ def activate() -> None:
 
 
 def _attention_backend(model_runner):  # type: ignore[no-untyped-def]
+    from laprox_sglang import parts
     from laprox_sglang.attention.backend import LaProxAttentionBackend
+    from laprox_sglang.config import LaProxConfig
 
-    return LaProxAttentionBackend(model_runner)
+    config = getattr(model_runner.server_args, "_laprox_config", None) or LaProxConfig()
+    return LaProxAttentionBackend(model_runner, lambda: parts.build(model_runner, config))
 
 
 def _tree_cache(ctx):  # type: ignore[no-untyped-def]

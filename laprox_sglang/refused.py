@@ -27,11 +27,22 @@ def _set(*names: str) -> Callable[[Any], bool]:
     return lambda cfg: any(bool(getattr(cfg, name, None)) for name in names)
 
 
-def _captures_on_cuda(cfg: Any) -> bool:
-    if not str(getattr(cfg, "device", "") or "").startswith("cuda"):
+def _graphs_on_cuda(cfg: Any) -> Any:
+    return getattr(cfg, "cuda_graph_config", None) if str(getattr(cfg, "device", "") or "").startswith("cuda") else None
+
+
+def _records_prefill(cfg: Any) -> bool:
+    graphs = _graphs_on_cuda(cfg)
+    return graphs is not None and graphs.prefill.backend != "disabled"
+
+
+def _records_decode(cfg: Any) -> bool:
+    graphs = _graphs_on_cuda(cfg)
+    if graphs is None or graphs.decode.backend == "disabled":
         return False
-    graphs = getattr(cfg, "cuda_graph_config", None)
-    return graphs is not None and (graphs.decode.backend, graphs.prefill.backend) != ("disabled", "disabled")
+    settings = getattr(cfg, "_laprox_config", None)
+    asked = settings is not None and settings.cuda_graphs == "decode"
+    return not asked or graphs.decode.backend != "full"
 
 
 REFUSED_MODES = (
@@ -106,11 +117,32 @@ REFUSED_MODES = (
         _set("enable_unified_memory"),
     ),
     RefusedMode(
-        "CUDA graphs",
-        "--cuda-graph-backend-decode, --cuda-graph-backend-prefill",
-        "a captured graph would not see compressed rows (not done yet; a server on the CPU has none)",
-        "use --disable-decode-cuda-graph --disable-prefill-cuda-graph",
-        _captures_on_cuda,
+        "two-batch overlap",
+        "--enable-two-batch-overlap",
+        "it splits a batch behind the attention backend's back",
+        "drop the flag",
+        _set("enable_two_batch_overlap"),
+    ),
+    RefusedMode(
+        "PD multiplexing",
+        "--enable-pdmux",
+        "it runs prefill and decode on streams of their own, and compression must come between them",
+        "drop the flag",
+        _set("enable_pdmux"),
+    ),
+    RefusedMode(
+        "CUDA graphs of prefills",
+        "--cuda-graph-backend-prefill",
+        "a captured graph would not see compressed rows",
+        "use --disable-prefill-cuda-graph",
+        _records_prefill,
+    ),
+    RefusedMode(
+        "CUDA graphs of decode steps, unless asked for",
+        "--cuda-graph-backend-decode",
+        "they are written but no GPU has run them",
+        "use --disable-decode-cuda-graph, or --laprox-cuda-graphs decode with the backend full",
+        _records_decode,
     ),
 )
 

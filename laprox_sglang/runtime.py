@@ -10,14 +10,11 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 from sglang.srt.runtime_context import get_parallel
 
 from laprox_sglang.attention.backend import BatchPaths, LaProxAttentionBackend
-from laprox_sglang.attention.base import choose
 from laprox_sglang.cache.compressor import Compressor
 from laprox_sglang.cache.laprox_cache import LaProxRadixCache
 from laprox_sglang.cache.output_projection import effective_weight, gram_factors
-from laprox_sglang.cache.query_ring import QueryRing
-from laprox_sglang.cache.rows import RowPool
 from laprox_sglang.config import LaProxConfig
-from laprox_sglang.model_support import AttentionLayer, find_attention_layers
+from laprox_sglang.model_support import AttentionLayer
 from laprox_sglang.observe.answers import Observer
 from laprox_sglang.refused import REFUSED_MODES
 
@@ -48,21 +45,10 @@ class Runtime:
             )
         if ctx.is_hybrid_swa or ctx.is_hybrid_ssm or ctx.is_dsa:
             raise ValueError("laprox needs a model whose layers all have full attention; serve it without laprox")
-        layers = find_attention_layers(runner.model)
+        parts = backend.prepare()
+        layers, attention = parts.layers, parts.attention
         self.config = config
-        self.pool = row_pool(runner.token_to_kv_pool)
-        self._check_shapes(layers)
-        first = layers[0].attention
-        self.ring = QueryRing(
-            self.pool.layers,
-            runner.req_to_token_pool.req_to_token.shape[0],
-            config.window,
-            first.tp_q_head_num,
-            self.pool.head_dim,
-            runner.dtype,
-            self.pool.device,
-        )
-        attention = choose(self.pool.device)
+        self.pool, self.ring = parts.pool, parts.ring
         self.compressor = Compressor(
             config,
             self.pool,
@@ -76,17 +62,18 @@ class Runtime:
         self.compressor.tree = self.tree
         self.observer = Observer(self, get_parallel().dp_rank or 0, getattr(runner, "forward_stream", None))
         self.backend = backend
-        backend.attach(self.pool, self.ring, attention)
-        attention.warm_up(self.pool.k.dtype, self.pool.head_dim, first.tp_q_head_num // self.pool.heads)
+        group = layers[0].attention.tp_q_head_num // self.pool.heads
+        attention.warm_up(self.pool.k.dtype, self.pool.head_dim, group)
         self.compressor.warm_up()
         logger.info(
-            "laprox: %s kept, window %d, sink %d, score %s, allocation %s; %d layers x %d KV heads; "
+            "laprox: %s kept, window %d, sink %d, score %s, allocation %s, kernels %s; %d layers x %d KV heads; "
             "static memory: query ring %.1f MB, W_O factors %.1f MB",
             f"{config.budget_tokens} entries per head" if config.budget_tokens else f"ratio {self.ratio}",
             config.window,
             config.sink,
             config.score,
             config.allocation,
+            attention.name,
             self.pool.layers,
             self.pool.heads,
             self.ring.nbytes / 1e6,
@@ -98,13 +85,6 @@ class Runtime:
         if self.config.budget_tokens is not None:
             return None
         return LaProxConfig.DEFAULT_RATIO if self.config.ratio is None else self.config.ratio
-
-    def _check_shapes(self, layers: list[AttentionLayer]) -> None:
-        attention = layers[0].attention
-        expected = (len(layers), attention.tp_k_head_num, attention.head_dim)
-        found = (self.pool.layers, self.pool.heads, self.pool.head_dim)
-        if expected != found:
-            raise ValueError(f"the KV pool is (layers, heads, dim) {found}, the model {expected}")
 
     def _projections(self, layers: list[AttentionLayer], dtype: torch.dtype) -> torch.Tensor:
         return torch.stack(
@@ -132,18 +112,23 @@ class Runtime:
         tables = [self.tree.path_table(req.last_node) for req in batch.reqs]
         self.backend.announce(BatchPaths(tables, [req.kv.req_pool_idx for req in batch.reqs]))
 
-    def after_batch(self, batch: Any) -> None:
-        """Compress the prompts whose last chunk has just been launched, before any next step is."""
+    def after_batch(self, batch: Any) -> bool:
+        """Compress the prompts whose last chunk has just been launched, before any next step is.
+
+        Returns whether the device may have been given work besides the batch.
+        """
+        launched = batch.forward_mode.is_extend()
         if self.config.rescore_interval:
             for req in batch.decoding_reqs or () if batch.forward_mode.is_extend() else batch.reqs:
-                self.tree.rescore(req)
+                launched = self.tree.rescore(req) or launched
         if not batch.forward_mode.is_extend():
-            return
+            return launched
         decoding = set(map(id, batch.decoding_reqs or ()))
         for req in batch.reqs:
             last_chunk = req.extend_end == len(req.full_untruncated_fill_ids)
             if last_chunk and id(req) not in decoding and not req.finished() and not req.is_retracted:
                 self.tree.finish_prefill(req)
+        return launched
 
     def state(self) -> dict[str, Any]:
         """The ``laprox`` block of ``/server_info``'s internal state; see ``observe.schema.ReplicaStats``."""
@@ -152,6 +137,8 @@ class Runtime:
         return {
             "score": self.config.score,
             "allocation": self.config.allocation,
+            "kernels": self.compressor.attention.name,
+            "cuda_graphs": self.config.cuda_graphs,
             "policy": f"{self.config.score}/{self.config.allocation}",
             "ratio": self.ratio,
             "budget_tokens": self.config.budget_tokens,
@@ -174,17 +161,6 @@ class Runtime:
             "tokens_cached": held + stats.slots_saved,
             **stats.to_dict(),
         }
-
-
-def row_pool(kv_pool: Any) -> RowPool:
-    """The row view of SGLang's KV pool. Raises ValueError when the pool was not made by patches.kv_pool."""
-    k, v = getattr(kv_pool, "laprox_k", None), getattr(kv_pool, "laprox_v", None)
-    if k is None or v is None:
-        raise ValueError(
-            f"the KV pool ({type(kv_pool).__name__}) is not one tensor over all layers: laprox needs a plain "
-            "MHATokenToKVPool (no MLA, no sliding window, no quantised KV)"
-        )
-    return RowPool(k, v)
 
 
 def build_tree_cache(ctx: TreeCacheBuildContext) -> LaProxRadixCache:

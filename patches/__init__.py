@@ -19,7 +19,7 @@ from typing import Any
 
 # In every process that parses arguments, and in processes that run a scheduler.
 SERVER_HOOKS = ("cli_flags", "cli_config", "start_check", "http_app")
-ENGINE_HOOKS = ("kv_pool", "run_batch", "scheduler_metrics", "server_info")
+ENGINE_HOOKS = ("graph_variants", "kv_pool", "run_batch", "scheduler_metrics", "server_info")
 SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 
 

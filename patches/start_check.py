@@ -31,6 +31,9 @@ def hook(result: None, server_args: Any) -> None:
             f"{radix or 'default'}; add --attention-backend laprox --radix-cache-backend laprox --page-size 1, "
             "or start with `laprox-sglang serve`"
         )
+    settings = getattr(server_args, "_laprox_config", None)
+    if settings is not None:
+        settings.check_device(str(cfg.device))
     mode = first_refused(cfg)
     if mode is not None:
         raise ConfigError(mode.message)

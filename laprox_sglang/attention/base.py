@@ -10,10 +10,22 @@ import abc
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from laprox_sglang.config import GPU_KERNELS
+
+
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """Copy a host array to the device without waiting for what the device is doing.
+
+    Pinned memory makes the copy asynchronous; torch reuses that memory only after the copy is done.
+    """
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 @dataclass(frozen=True)
@@ -39,20 +51,28 @@ class RaggedBatch:
     """[B] int64, logical length, new tokens included."""
     q_start: Tensor
     """[B + 1] int64, offsets of each request's new tokens in q; they are its last positions."""
-    indptr_host: np.ndarray
     tail_start_host: np.ndarray
     seq_len_host: np.ndarray
     q_start_host: np.ndarray
-    row_work: np.ndarray
-    """[B] int64 on the host, (new token, row) pairs of a request in one list, in the mean over its lists."""
     num_kv_heads: int
+
+    @cached_property
+    def indptr_host(self) -> np.ndarray:
+        """``indptr`` on the host. Where ``build`` was given a tensor on a GPU, the first read waits for the device."""
+        return self.indptr.cpu().numpy()
+
+    @cached_property
+    def row_work(self) -> np.ndarray:
+        """[B] int64 on the host, (new token, row) pairs of a request in one list, in the mean over its lists."""
+        listed = (self.indptr_host[:, -1] - self.indptr_host[:, 0]) // (self.indptr_host.shape[1] - 1)
+        return self.q_len_host * (listed + self.seq_len_host - self.tail_start_host)
 
     @classmethod
     def build(
         cls,
         *,
         rows: Tensor,
-        indptr: np.ndarray,
+        indptr: np.ndarray | Tensor,
         slots: Tensor,
         pool_index: Sequence[int] | np.ndarray,
         tail_start: Sequence[int] | np.ndarray,
@@ -60,33 +80,34 @@ class RaggedBatch:
         q_len: Sequence[int] | np.ndarray,
         num_kv_heads: int,
     ) -> RaggedBatch:
-        """Make the device copies (on the device of ``rows``) of metadata that is known on the host."""
+        """Make the device copies (on the device of ``rows``) of metadata that is known on the host.
+
+        ``indptr`` may be known on the device only.
+        """
 
         def host(values: Sequence[int] | np.ndarray) -> np.ndarray:
             return np.ascontiguousarray(values, dtype=np.int64)
 
-        def device(values: np.ndarray) -> Tensor:
-            return torch.from_numpy(values).to(rows.device)
-
         q_start = np.zeros(len(q_len) + 1, dtype=np.int64)
         np.cumsum(q_len, out=q_start[1:])
-        indptr, starts, lengths = host(indptr), host(tail_start), host(seq_len)
-        listed = (indptr[:, -1] - indptr[:, 0]) // (indptr.shape[1] - 1)
-        return cls(
+        starts, lengths = host(tail_start), host(seq_len)
+        lists = indptr if isinstance(indptr, Tensor) else upload(host(indptr), rows.device)
+        batch = cls(
             rows=rows,
-            indptr=device(indptr),
+            indptr=lists,
             slots=slots,
-            pool_index=device(host(pool_index)),
-            tail_start=device(starts),
-            seq_len=device(lengths),
-            q_start=device(q_start),
-            indptr_host=indptr,
+            pool_index=upload(host(pool_index), rows.device),
+            tail_start=upload(starts, rows.device),
+            seq_len=upload(lengths, rows.device),
+            q_start=upload(q_start, rows.device),
             tail_start_host=starts,
             seq_len_host=lengths,
             q_start_host=q_start,
-            row_work=np.diff(q_start) * (listed + lengths - starts),
             num_kv_heads=num_kv_heads,
         )
+        if not isinstance(indptr, Tensor):
+            batch.__dict__["indptr_host"] = host(indptr)
+        return batch
 
     @property
     def size(self) -> int:
@@ -133,6 +154,15 @@ class RaggedAttention(abc.ABC):
     """
 
     name: str
+    needs_host_lists = True
+    """Whether ``indptr_host`` is read. Where it is not, nothing waits for offsets that the device computed."""
+    recordable = False
+    """Whether a decode step may be recorded in a CUDA graph: fixed launches, no host value, and lists that may lie at
+    any distance from ``rows`` (see ``static_batch``)."""
+
+    def refusal(self, query_heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> str | None:
+        """Why a pool of this shape and dtype cannot be read; None when it can."""
+        return None
 
     @abc.abstractmethod
     def forward(
@@ -171,6 +201,7 @@ IMPLEMENTATIONS = {
     "numba": ("laprox_sglang.attention.cpu_numba", "NumbaRaggedAttention"),
     "sdpa": ("laprox_sglang.attention.cpu_sdpa", "SdpaRaggedAttention"),
     "triton": ("laprox_sglang.attention.gpu_triton", "TritonRaggedAttention"),
+    "flashinfer": ("laprox_sglang.attention.gpu_flashinfer", "FlashInferRaggedAttention"),
 }
 DEFAULT_FOR_DEVICE = {"cpu": "cpu", "cuda": "triton"}
 
@@ -183,6 +214,15 @@ def create(name: str) -> RaggedAttention:
     return getattr(importlib.import_module(module), class_name)()
 
 
-def choose(device: torch.device | str) -> RaggedAttention:
-    """Make the default implementation for a device; any device without its own gets the plain torch one."""
-    return create(DEFAULT_FOR_DEVICE.get(torch.device(device).type, "torch"))
+def choose(device: torch.device | str, kernels: str = "auto") -> RaggedAttention:
+    """Make the implementation that ``--laprox-kernels`` names; ``auto`` is the device's default.
+
+    Any device without a default of its own gets the plain torch one. Raises ValueError, with the remedy, for kernels
+    that the device cannot run.
+    """
+    kind = torch.device(device).type
+    if kernels == "auto":
+        return create(DEFAULT_FOR_DEVICE.get(kind, "torch"))
+    if kernels in GPU_KERNELS and kind != "cuda":
+        raise ValueError(f"--laprox-kernels {kernels} needs a CUDA device, and this server runs on {kind}; use auto")
+    return create(kernels)

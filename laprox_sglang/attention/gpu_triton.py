@@ -21,6 +21,8 @@ class TritonRaggedAttention(RaggedAttention):
     """
 
     name = "triton"
+    needs_host_lists = False
+    recordable = True
 
     def __init__(self) -> None:
         self._workspaces: dict[tuple[torch.device, int], Tensor] = {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -96,18 +95,20 @@ class LaProxRadixCache(RaggedRadixCache):
         if not req.output_ids and req.kv.cache_protected_len == req.extend_end:
             self._compress(req, req.extend_end, PROMPT)
 
-    def rescore(self, req: Req) -> None:
+    def rescore(self, req: Req) -> bool:
         """Called when a decode step has been launched: compress the answer so far, if enough has come.
+
+        Returns whether enough had come.
 
         The schedule depends on the request's own token count only. ``LAG`` steps are waited for, so that the tokens to
         insert are known on the host with overlap scheduling too; the ring still holds the window's queries then.
         """
         state = self.requests.get(req.rid)
         if self.disable or state is None or req.skip_radix_cache_insert or req.finished():
-            return
+            return False
         end = req.kv.kv_committed_len - LAG
         if end < max(state.decided + self.config.rescore_interval + self.config.window, req.kv.cache_protected_len):
-            return
+            return False
         req.refresh_fill_ids()
         self.checkpoint(req, up_to=end)
         if req.kv.cache_protected_len == end:
@@ -115,6 +116,7 @@ class LaProxRadixCache(RaggedRadixCache):
             state.rescored += 1
         # Also where another request holds the nodes or no slot was left to insert them: the schedule goes on.
         state.decided = end - self.config.window
+        return True
 
     def on_release(self, req: Req, *, checkpointed: bool) -> None:
         self.requests.pop(req.rid, None)
@@ -201,12 +203,12 @@ class LaProxRadixCache(RaggedRadixCache):
         path = self.path(node)
         signature = tuple((each.id, each.version) for each, _ in path)
         if table is not None and table.signature == signature:
-            table = replace(table, epoch=self.epoch)
+            table = table.at(self.epoch)
         else:
             rows, indptr = concatenate(
                 self.pool.rows_per_slot, [self._listed(each) for each, _ in path], self.pool.device
             )
-            table = PathTable(rows, indptr.cpu().numpy(), path[-1][1] + path[-1][0].tokens, signature, self.epoch)
+            table = PathTable(rows, indptr, path[-1][1] + path[-1][0].tokens, signature, self.epoch)
         node.table = table
         return table
 

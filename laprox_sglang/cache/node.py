@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -47,17 +48,29 @@ class PathTable:
 
     Attributes:
         rows: ``[R]`` int32 row ids, ordered by (layer, head, position).
-        host_indptr: ``[L * H + 1]`` int64.
+        indptr: ``[L * H + 1]`` int64, offsets of the lists in ``rows``.
         end: first token position after the listed part; the tokens from there on are dense.
         signature: (node id, version) along the path.
         epoch: tree epoch at which the signature was last found unchanged.
     """
 
     rows: torch.Tensor
-    host_indptr: np.ndarray
+    indptr: torch.Tensor
     end: int
     signature: tuple[tuple[int, int], ...]
     epoch: int
+
+    @cached_property
+    def host_indptr(self) -> np.ndarray:
+        """``indptr`` on the host. On a GPU the first read waits for the device, so it is read only where needed."""
+        return self.indptr.cpu().numpy()
+
+    def at(self, epoch: int) -> PathTable:
+        """The same table, found unchanged at a later epoch."""
+        later = replace(self, epoch=epoch)
+        if "host_indptr" in self.__dict__:
+            later.__dict__["host_indptr"] = self.host_indptr
+        return later
 
 
 def joined_key(first: RadixKey, second: RadixKey) -> RadixKey:

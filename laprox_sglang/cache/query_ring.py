@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from laprox_sglang.attention.base import upload
+
 # Under overlap scheduling one decode step may have been launched past a request's end; its query must not push out
 # the oldest one of the window.
 SLACK = 4
@@ -42,6 +44,13 @@ class QueryRing:
         index = torch.arange(end - count, end, device=self.buffer.device) % self.capacity
         return self.buffer[:, row].index_select(1, index)
 
+    def decode_plan(self, rows: Tensor, seq_lens: Tensor, out: Tensor | None = None) -> RingPlan:
+        """For one new token per request, from what is on the device: nothing is copied, so a CUDA graph can hold it.
+
+        ``rows`` and ``seq_lens`` [B] int64, the new token counted; the targets go to ``out`` [B] where it is given.
+        """
+        return RingPlan(None, torch.add((seq_lens - 1) % self.capacity, rows, alpha=self.capacity, out=out))
+
     def plan(self, rows: list[int], starts: list[int], lengths: list[int]) -> RingPlan:
         """For a batch whose request i computes tokens ``[starts[i], starts[i] + lengths[i])`` in row ``rows[i]``."""
         source, target, offset = [], [], 0
@@ -52,7 +61,7 @@ class QueryRing:
             target.append(row * self.capacity + positions % self.capacity)
             offset += length
         device = self.buffer.device
-        return RingPlan(torch.cat(source).to(device), torch.cat(target).to(device))
+        return RingPlan(upload(torch.cat(source).numpy(), device), upload(torch.cat(target).numpy(), device))
 
 
 class RingPlan:

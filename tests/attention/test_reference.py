@@ -99,5 +99,5 @@ def test_check_refuses(change, message):
 def test_registry():
     assert isinstance(base.create("torch"), TorchRaggedAttention)
     assert base.choose("meta").name == "torch"
-    with pytest.raises(ValueError, match="choose from cpu, numba"):
+    with pytest.raises(ValueError, match="choose from cpu, flashinfer, numba"):
         base.create("nonesuch")

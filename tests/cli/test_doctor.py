@@ -45,6 +45,14 @@ def test_device(monkeypatch):
     assert check.ok is False and "x86-64" in check.detail
 
 
+def test_kernels(monkeypatch):
+    monkeypatch.setattr(doctor.cpu_engine, "has_cuda_device", lambda: False)
+    assert [check.detail for check in doctor.check_kernels()] == ["auto is cpu (numba and torch); also torch (slow)"]
+    monkeypatch.setattr(doctor.cpu_engine, "has_cuda_device", lambda: True)
+    kernels, graphs = doctor.check_kernels()
+    assert kernels.detail == "auto is triton; also flashinfer, torch (slow)" and "no GPU has run it" in graphs.detail
+
+
 def test_model(demo_model_folder, tmp_path):
     good = next(iter(doctor.check_model(str(demo_model_folder))))
     assert good.ok and "30 layers" in good.detail

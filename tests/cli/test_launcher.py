@@ -37,6 +37,13 @@ def test_gpu_gets_only_what_laprox_needs():
     ]
 
 
+def test_graphs_of_decode_steps_are_recorded_only_when_asked_for():
+    for asked in (["--laprox-cuda-graphs", "decode"], ["--laprox-config", '{"cuda-graphs": "decode"}']):
+        argv = build_arguments(asked, plain=False, cpu=False)
+        assert given_value(argv, "--disable-decode-cuda-graph") is None
+        assert given_value(argv, "--disable-prefill-cuda-graph") == ""
+
+
 def test_cpu_defaults_give_way_to_the_user():
     argv = build_arguments(["--model-path", "m", "--max-running-requests=3"], plain=False, cpu=True)
     assert given_value(argv, "--device") == "cpu"
@@ -97,6 +104,16 @@ def test_conflicts_name_the_remedy(arguments, words):
 def test_laprox_flags_with_plain_are_refused():
     with pytest.raises(LaunchError, match="--laprox-ratio has no meaning with --plain"):
         build_arguments(["--laprox-ratio=0.5"], plain=True, cpu=True)
+
+
+def test_graphs_need_kernels_that_can_be_recorded():
+    asked = ["--laprox-cuda-graphs", "decode", "--laprox-kernels"]
+    build_arguments([*asked, "triton"], plain=False, cpu=False)
+    for kernels in ("flashinfer", "torch"):
+        with pytest.raises(ConfigError, match="--laprox-cuda-graphs decode needs --laprox-kernels triton"):
+            build_arguments([*asked, kernels], plain=False, cpu=False)
+    with pytest.raises(ConfigError, match="kernels 'cuda' is unknown; choose from auto, triton, flashinfer, torch"):
+        build_arguments(["--laprox-config", '{"kernels": "cuda"}'], plain=False, cpu=False)
 
 
 @pytest.mark.parametrize("value", ["0", "1.5", "nan"])

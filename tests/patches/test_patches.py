@@ -15,12 +15,14 @@ from sglang.srt.managers.scheduler_components.internal_state import SchedulerInt
 from sglang.srt.plugins import load_plugins
 from sglang.srt.server_args import ServerArgs
 
-from laprox_sglang import patches, runtime
+from laprox_sglang import parts, patches, runtime
 from laprox_sglang.config import ConfigError, LaProxConfig
 from laprox_sglang.patches import (
     engine_arguments,
+    graph_variants,
     http_app,
     kv_pool,
+    run_batch,
     scheduler_metrics,
     server_info,
     start_check,
@@ -108,13 +110,13 @@ def test_kv_pool_is_one_tensor_only_with_our_cache(monkeypatch):
     kv_pool.hook(lambda _: pytest.fail("stock buffers were made"), ours)
     assert ours.laprox_k.shape == (3, 9, 2, 4) and len(ours.k_buffer) == 3
     ours.k_buffer[1][2, 1, 3] = 5
-    assert runtime.row_pool(ours).k_rows[(1 * 9 + 2) * 2 + 1, 3] == 5
+    assert parts.row_pool(ours).k_rows[(1 * 9 + 2) * 2 + 1, 3] == 5
     with_radix_backend(monkeypatch, None)
     stock, calls = pool(), []
     kv_pool.hook(calls.append, stock)
     assert calls == [stock] and not hasattr(stock, "laprox_k")
     with pytest.raises(ValueError, match="not one tensor"):
-        runtime.row_pool(stock)
+        parts.row_pool(stock)
 
 
 def test_scheduler_hooks_do_nothing_without_a_runtime():
@@ -170,7 +172,47 @@ def test_http_app_gets_our_endpoints_only_with_our_cache(backend, workers, expec
     assert installed == expected
 
 
-GRAPHS = SimpleNamespace(decode=SimpleNamespace(backend="full"), prefill=SimpleNamespace(backend="disabled"))
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("launched", [True, False])
+def test_work_behind_a_batch_is_waited_for(monkeypatch, overlap, launched):
+    """It runs where the batch ran, and SGLang's mark that the batch has read what it shares does not stand for it."""
+    where: list[str] = []
+
+    class Stream:
+        def __enter__(self):
+            where.append("forward stream")
+
+        def __exit__(self, *_):
+            where.append("scheduler's stream")
+
+    ours = SimpleNamespace(before_batch=lambda batch: None, after_batch=lambda batch: where.append("ours") or launched)
+    runner = SimpleNamespace(shared_read_done_event="event")
+    scheduler = SimpleNamespace(
+        enable_overlap=overlap,
+        forward_stream_ctx=Stream(),
+        model_worker=SimpleNamespace(last_shared_read_runner=runner),
+    )
+    monkeypatch.setattr(runtime, "current", lambda: ours)
+    assert run_batch.hook(lambda scheduler, batch: "result", scheduler, None) == "result"
+    assert where == (["forward stream", "ours", "scheduler's stream"] if overlap else ["ours"])
+    assert runner.shared_read_done_event == (None if launched else "event")
+
+
+def test_the_decode_runner_gets_our_variants_only_with_our_backend(monkeypatch):
+    from laprox_sglang.attention import backend
+
+    assert graph_variants.hook(lambda config: f"stock for {config}", "model") == "stock for model"
+    monkeypatch.setattr(backend, "current", lambda: SimpleNamespace(next_is_compressed=True))
+    variants = graph_variants.hook(lambda config: pytest.fail("stock was asked"), "model")
+    assert variants.select(None) == "laprox_compressed" and "laprox_dense" in variants.capture_labels
+
+
+def graphs(decode: str, prefill: str) -> dict:
+    config = SimpleNamespace(decode=SimpleNamespace(backend=decode), prefill=SimpleNamespace(backend=prefill))
+    return {"device": "cuda", "cuda_graph_config": config}
+
+
+ASKED = {"_laprox_config": LaProxConfig(cuda_graphs="decode")}
 
 
 @pytest.mark.parametrize(
@@ -189,7 +231,12 @@ GRAPHS = SimpleNamespace(decode=SimpleNamespace(backend="full"), prefill=SimpleN
         ({"enable_streaming_session": True}, "streaming sessions"),
         ({"disable_radix_cache": True}, "disabled radix cache"),
         ({"enable_unified_memory": True}, "unified memory"),
-        ({"device": "cuda", "cuda_graph_config": GRAPHS}, "--disable-decode-cuda-graph"),
+        ({"enable_two_batch_overlap": True}, "two-batch overlap"),
+        ({"enable_pdmux": True}, "PD multiplexing"),
+        (graphs("full", "disabled"), "--disable-decode-cuda-graph"),
+        (graphs("full", "disabled") | {"_laprox_config": LaProxConfig()}, "--laprox-cuda-graphs decode"),
+        (graphs("breakable", "disabled") | ASKED, "with the backend full"),
+        (graphs("full", "tc_piecewise") | ASKED, "--disable-prefill-cuda-graph"),
     ],
 )
 def test_refused_modes_name_reason_and_remedy(values, reason, monkeypatch):
@@ -198,6 +245,15 @@ def test_refused_modes_name_reason_and_remedy(values, reason, monkeypatch):
     both = {} if "both" in reason else {"attention_backend": "laprox", "radix_cache_backend": "laprox"}
     monkeypatch.setattr(overrides, "resolving_view", lambda _: configuration(**both, **values))
     with pytest.raises(ConfigError, match=reason):
+        start_check.hook(None, object())
+
+
+def test_graphs_of_decode_steps_may_be_asked_for(monkeypatch):
+    import sglang.srt.arg_groups.overrides as overrides
+
+    both = {"attention_backend": "laprox", "radix_cache_backend": "laprox"}
+    for values in (graphs("full", "disabled") | ASKED, graphs("disabled", "disabled"), {"device": "cpu"}):
+        monkeypatch.setattr(overrides, "resolving_view", lambda _, values=values: configuration(**both, **values))
         start_check.hook(None, object())
 
 
@@ -218,6 +274,7 @@ def configuration(**values) -> SimpleNamespace:
         "pp_size": 1,
         "disaggregation_mode": "null",
         "kv_cache_dtype": "auto",
+        "device": "cpu",
     }
     return SimpleNamespace(**{**defaults, **values})
 

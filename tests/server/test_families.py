@@ -8,12 +8,14 @@ from tests.server.tiny_models import FAMILIES, tiny_model, tokens
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
 def test_family_is_served_compressed(family):
+    kernels = "torch" if family == "mistral" else "auto"
     flags = ("--dtype", "float32", "--skip-tokenizer-init", "--laprox-ratio", "0.3", "--chunked-prefill-size", "512")
-    with Server(tiny_model(family), *LAPROX, *flags) as server:
+    with Server(tiny_model(family), *LAPROX, *flags, "--laprox-kernels", kernels) as server:
         prompt = tokens(800, 1)
         first = server.generate(prompt, 8)
         state = server.idle_slots()
         assert state["compressions"] >= 1 and state["slots_saved"] > 500
+        assert state["kernels"] == {"torch": "torch", "auto": "cpu"}[kernels]
         assert state["slots_held"] + state["slots_saved"] == state["tokens_cached"] == 807
         again = server.generate(prompt + first["output_ids"] + tokens(30, 2), 8)
         assert cached(again) == 807

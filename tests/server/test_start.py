@@ -49,6 +49,8 @@ BAD_STARTS = [
     (("--laprox-window", "200"), "larger than --laprox-min-tokens"),
     (("--laprox-pool-kernel", "4"), "is even"),
     (("--laprox-score", "magic"), "magic"),
+    (("--laprox-kernels", "flashinfer"), "--laprox-kernels flashinfer needs a CUDA device"),
+    (("--laprox-cuda-graphs", "decode"), "--laprox-cuda-graphs decode needs a CUDA device"),
     (("--page-size", "16"), "use --page-size 1"),
     (("--enable-hierarchical-cache",), "hierarchical cache"),
     (("--kv-cache-dtype", "fp8_e5m2"), "quantised KV cache"),
