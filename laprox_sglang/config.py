@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 GQA_RULES = ("mean_attention", "mean_score")
@@ -65,6 +66,9 @@ class LaProxConfig:
     )
     score: str = _flag("score of an entry (see laprox_sglang.policy)", "laprox", type=str)
     allocation: str = _flag("how the budget is shared between layers and heads", "model", type=str)
+    profile: str | None = _flag(
+        "file with each head's share, for the allocation profile (made by laprox-sglang profile)", None, type=str
+    )
 
     # Measured: at half, the loss on real text is not told apart from zero (see the README's results).
     DEFAULT_RATIO = 0.5
@@ -109,6 +113,11 @@ class LaProxConfig:
             check_names(self.score, self.allocation)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        if (self.profile is None) == (self.allocation == "profile"):
+            raise ConfigError(
+                "--laprox-profile FILE and --laprox-allocation profile (or --laprox-policy headkv) go together; make "
+                "the file with `laprox-sglang profile`"
+            )
 
     def kept_slots(self, tokens: int) -> int:
         """Slots that a stretch of ``tokens`` tokens keeps, which is its budget of entries per KV head on average."""
@@ -124,8 +133,11 @@ class LaProxConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LaProxConfig:
-        """Keys may be spelled ``min_tokens`` or ``min-tokens``. An unknown key raises ConfigError."""
-        known = {field.name for field in dataclasses.fields(cls)}
+        """Keys may be spelled ``min_tokens`` or ``min-tokens``. An unknown key raises ConfigError.
+
+        ``policy`` names a preset (see ``policy.presets``), which gives what the other keys do not.
+        """
+        known = {"policy", *(field.name for field in dataclasses.fields(cls))}
         arguments: dict[str, Any] = {}
         for key, value in values.items():
             name = str(key).replace("-", "_").removeprefix("laprox_")
@@ -134,6 +146,14 @@ class LaProxConfig:
             if name in arguments:
                 raise ConfigError(f"laprox setting {name!r} is given twice")
             arguments[name] = value
+        policy = arguments.pop("policy", None)
+        if policy is not None:
+            from laprox_sglang.policy.presets import preset
+
+            try:
+                arguments = {**preset(policy), **arguments}
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
         return cls(**arguments)
 
     @classmethod
@@ -169,6 +189,14 @@ def add_flags(parser: Any) -> None:
             help=f"{field.metadata['help']} (default: {default})",
         )
     group.add_argument(
+        "--laprox-policy",
+        dest="laprox_policy",
+        type=str,
+        default=None,
+        help="a method of the field as score, allocation, window, pooling and sinks together, such as snapkv or "
+        "ada-snapkv (see laprox_sglang.policy.presets); a flag given besides it wins",
+    )
+    group.add_argument(
         "--laprox-config",
         dest="laprox_config",
         type=str,
@@ -193,7 +221,22 @@ def from_arguments(arguments: Mapping[str, Any]) -> LaProxConfig | None:
     for one, other in (("ratio", "budget_tokens"), ("budget_tokens", "ratio")):
         if one in flags and other not in flags:
             merged.pop(other, None)
-    return LaProxConfig.from_dict({**merged, **flags})
+    config = LaProxConfig.from_dict({**merged, **flags})
+    check_served(config)
+    return config
+
+
+def check_served(config: LaProxConfig) -> None:
+    """Raises ConfigError for what a server cannot do: a score that only the evaluation can compute, a missing file."""
+    from laprox_sglang.policy.registry import NOT_SERVED
+
+    if config.score in NOT_SERVED:
+        raise ConfigError(
+            f"the score {config.score!r} cannot be served: {NOT_SERVED[config.score]}; use it in `laprox-sglang eval`, "
+            "or serve another score or policy"
+        )
+    if config.profile is not None and not Path(config.profile).is_file():
+        raise ConfigError(f"--laprox-profile {config.profile} is not a file; make one with `laprox-sglang profile`")
 
 
 def _require_integer(name: str, value: Any, least: int) -> None:

@@ -17,6 +17,7 @@ from laprox_sglang.cache.query_ring import QueryRing
 from laprox_sglang.cache.rows import RowPool
 from laprox_sglang.config import LaProxConfig
 from laprox_sglang.model_support import AttentionLayer, find_attention_layers
+from laprox_sglang.policy.registry import get_score
 
 logger = logging.getLogger(__name__)
 
@@ -60,14 +61,16 @@ class Runtime:
             self.pool.device,
         )
         attention = choose(self.pool.device)
+        weights = self._output_weights(layers, runner.dtype)
         self.compressor = Compressor(
             config,
             self.pool,
             self.ring,
             attention,
-            self._projections(layers, runner.dtype),
+            torch.stack([gram_factors(weight, self.pool.heads) for weight in weights]),
             [each.attention.scaling for each in layers],
             [float(each.attention.logit_cap or 0) for each in layers],
+            self._grouped(weights) if get_score(config.score).reads_output else None,
         )
         self.tree = LaProxRadixCache(ctx.params, self.pool, config, self.compressor)
         self.compressor.tree = self.tree
@@ -77,7 +80,7 @@ class Runtime:
         self.compressor.warm_up()
         logger.info(
             "laprox: %s kept, window %d, sink %d, score %s, allocation %s; %d layers x %d KV heads; "
-            "static memory: query ring %.1f MB, W_O factors %.1f MB",
+            "static memory: query ring %.1f MB, W_O factors %.1f MB, W_O %.1f MB",
             f"{config.budget_tokens} entries per head" if config.budget_tokens else f"ratio {self.ratio}",
             config.window,
             config.sink,
@@ -87,6 +90,7 @@ class Runtime:
             self.pool.heads,
             self.ring.nbytes / 1e6,
             self.compressor.projection.nbytes / 1e6,
+            0 if self.compressor.output is None else self.compressor.output.nbytes / 1e6,
         )
 
     @property
@@ -102,18 +106,14 @@ class Runtime:
         if expected != found:
             raise ValueError(f"the KV pool is (layers, heads, dim) {found}, the model {expected}")
 
-    def _projections(self, layers: list[AttentionLayer], dtype: torch.dtype) -> torch.Tensor:
-        return torch.stack(
-            [
-                gram_factors(
-                    effective_weight(
-                        each.o_proj, each.attention.tp_q_head_num, self.pool.head_dim, dtype, self.pool.device
-                    ),
-                    self.pool.heads,
-                )
-                for each in layers
-            ]
-        )
+    def _output_weights(self, layers: list[AttentionLayer], dtype: torch.dtype) -> list[torch.Tensor]:
+        """Each layer's W_O, ``[Hq, D, hidden]`` float32."""
+        heads = layers[0].attention.tp_q_head_num
+        return [effective_weight(each.o_proj, heads, self.pool.head_dim, dtype, self.pool.device) for each in layers]
+
+    def _grouped(self, weights: list[torch.Tensor]) -> torch.Tensor:
+        """``[L, H, G, D, hidden]`` in the pool's dtype."""
+        return torch.stack([weight.to(self.pool.k.dtype).unflatten(0, (self.pool.heads, -1)) for weight in weights])
 
     # Called around every batch by patches.run_batch
 

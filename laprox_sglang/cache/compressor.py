@@ -7,6 +7,7 @@ the model. All layers are scored before anything is selected.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,9 +21,27 @@ from laprox_sglang.cache.trace import trace_folder
 from laprox_sglang.cache.trace import write as write_trace
 from laprox_sglang.cache.tree import Stretch
 from laprox_sglang.config import LaProxConfig
+from laprox_sglang.policy.allocations.base import Allocation
 from laprox_sglang.policy.registry import get_allocation, get_score
 from laprox_sglang.policy.scores.base import LayerView, ScoreOptions
 from laprox_sglang.policy.select import Selection, select
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one pass over a stretch finds out.
+
+    Attributes:
+        scores: ``[L, H, n + w]`` float32, of the stretch and of the w dense tokens after it.
+        tokens: n, the length of the stretch.
+        first: like scores, for a score with two stages (see ``Score.first_stage``).
+        weights: ``[L]`` float64, for an allocation that weighs layers.
+    """
+
+    scores: Tensor
+    tokens: int
+    first: Tensor | None = None
+    weights: Tensor | None = None
 
 
 class Compressor:
@@ -30,6 +49,7 @@ class Compressor:
 
     Args:
         projection: ``[L, H, G, D, D]`` float32 Gram factors of W_O (see ``cache.output_projection``).
+        output: ``[L, H, G, D, hidden]`` W_O itself, for a score that reads it.
         scales, caps: per layer, the softmax scale and the logit cap (0: none).
     """
 
@@ -42,6 +62,7 @@ class Compressor:
         projection: Tensor,
         scales: list[float],
         caps: list[float],
+        output: Tensor | None = None,
     ):
         self.config = config
         self.pool = pool
@@ -54,21 +75,29 @@ class Compressor:
         self.scales = scales
         self.caps = caps
         self.score = get_score(config.score)
-        self.allocation = get_allocation(config.allocation)
+        self.allocation = get_allocation(config.allocation, config.profile)
+        if self.score.reads_output and output is None:
+            raise ValueError(f"the score {config.score!r} needs the output projection's weights")
+        self.output = output
         self.options = ScoreOptions(pool_kernel=config.pool_kernel, gqa=config.gqa)
         self.trace = trace_folder()
         self.tree: LaProxRadixCache | None = None
 
     def __call__(self, stretch: Stretch) -> tuple[Tensor, Tensor]:
-        scores, tokens = self.scores(stretch)
-        protected = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-        if stretch.start == 0:
-            protected[: self.config.sink] = True
-        selection: Selection = select(scores, stretch.budget, self.allocation, protected, tokens)
+        scored = self.scores(stretch)
+        selection = self.select(scored, stretch, self.allocation, stretch.budget)
         if self.trace is not None:
             kept = selection.positions.cpu().numpy(), selection.indptr.cpu().numpy()
             write_trace(self.trace, stretch, *kept, (self.pool.layers, self.pool.heads))
         return selection.positions, selection.indptr
+
+    def select(self, scored: Scored, stretch: Stretch, allocation: Allocation, budget: int) -> Selection:
+        """The entries of a scored stretch that an allocation keeps; the same scores serve any number of budgets."""
+        scores = scored.scores
+        protected = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        if stretch.start == 0:
+            protected[: self.config.sink] = True
+        return select(scores, budget, allocation, protected, scored.tokens, first=scored.first, weights=scored.weights)
 
     def warm_up(self) -> None:
         """Compile what scoring will run, so that no request waits for it."""
@@ -77,11 +106,8 @@ class Compressor:
 
             cpu_scores.warm_up(self.pool.k.dtype, self.pool.head_dim)
 
-    def scores(self, stretch: Stretch) -> tuple[Tensor, int]:
-        """Scores of the stretch and of the dense tokens after it (the window's own).
-
-        Returns: ``[L, H, n + w]`` float32 and n, the length of the stretch.
-        """
+    def scores(self, stretch: Stretch) -> Scored:
+        """Scores of the stretch and of the dense tokens after it (the window's own)."""
         assert self.tree is not None
         pool, config = self.pool, self.config
         path = self.tree.path(stretch.req.last_node)
@@ -108,10 +134,12 @@ class Compressor:
 
         heads, group = pool.heads, queries.shape[2] // pool.heads
         select_rows = _rows_of(slots)
-        fused = pool.device.type == "cpu" and not self.score.reads_attention
+        fused = pool.device.type == "cpu" and not (self.score.reads_attention or self.allocation.weighs_layers)
         shape = (heads, group * window, slots.shape[0])
         logits = torch.empty(shape, device=pool.device)
         result = torch.empty((pool.layers, heads, slots.shape[0] - first), device=pool.device)
+        firsts: list[Tensor] = []
+        weights: list[Tensor] = []
         for layer in range(pool.layers):
             keys = select_rows(pool.k[layer]).transpose(0, 1).float()
             query = queries[layer].float().view(window, heads, group, -1).permute(1, 2, 0, 3) * self.scales[layer]
@@ -134,9 +162,17 @@ class Compressor:
                 total = torch.logsumexp(by_query, dim=-1)
                 total = total if others is None else torch.logaddexp(total, others)
                 attention = (by_query[..., first:] - total[..., None]).exp_()
-                view = LayerView(attention, values, self.projection[layer], visible)
+                output = None if self.output is None else self.output[layer]
+                view = LayerView(attention, values, self.projection[layer], visible, output=output)
             result[layer] = self.score(view, self.options)
-        return result, tokens
+            early = self.score.first_stage(view, self.options)
+            if early is not None:
+                firsts.append(early)
+            if self.allocation.weighs_layers:
+                weights.append(self.allocation.layer_weight(view, tokens))
+        return Scored(
+            result, tokens, torch.stack(firsts) if firsts else None, torch.stack(weights) if weights else None
+        )
 
     def _fused_view(
         self, logits: Tensor, others: Tensor | None, first: int, values: Tensor, layer: int, visible: Tensor
