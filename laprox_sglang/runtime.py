@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -48,6 +49,10 @@ class Runtime:
             raise ValueError("laprox needs a model whose layers all have full attention; serve it without laprox")
         layers = find_attention_layers(runner.model)
         self.config = config
+        self.layers = layers
+        self.dtype = runner.dtype
+        # Called with each batch before it runs (by the evaluation).
+        self.batch_observer: Callable[[Any], None] | None = None
         self.pool = row_pool(runner.token_to_kv_pool)
         self._check_shapes(layers)
         first = layers[0].attention
@@ -61,16 +66,15 @@ class Runtime:
             self.pool.device,
         )
         attention = choose(self.pool.device)
-        weights = self._output_weights(layers, runner.dtype)
         self.compressor = Compressor(
             config,
             self.pool,
             self.ring,
             attention,
-            torch.stack([gram_factors(weight, self.pool.heads) for weight in weights]),
+            torch.stack([gram_factors(weight, self.pool.heads) for weight in self._effective_weights()]),
             [each.attention.scaling for each in layers],
             [float(each.attention.logit_cap or 0) for each in layers],
-            self._grouped(weights) if get_score(config.score).reads_output else None,
+            self.output_weights() if get_score(config.score).reads_output else None,
         )
         self.tree = LaProxRadixCache(ctx.params, self.pool, config, self.compressor)
         self.compressor.tree = self.tree
@@ -106,19 +110,22 @@ class Runtime:
         if expected != found:
             raise ValueError(f"the KV pool is (layers, heads, dim) {found}, the model {expected}")
 
-    def _output_weights(self, layers: list[AttentionLayer], dtype: torch.dtype) -> list[torch.Tensor]:
-        """Each layer's W_O, ``[Hq, D, hidden]`` float32."""
-        heads = layers[0].attention.tp_q_head_num
-        return [effective_weight(each.o_proj, heads, self.pool.head_dim, dtype, self.pool.device) for each in layers]
+    def output_weights(self) -> torch.Tensor:
+        """W_O of all layers, ``[L, H, G, D, hidden]`` in the pool's dtype."""
+        weights = [weight.to(self.pool.k.dtype) for weight in self._effective_weights()]
+        return torch.stack([weight.unflatten(0, (self.pool.heads, -1)) for weight in weights])
 
-    def _grouped(self, weights: list[torch.Tensor]) -> torch.Tensor:
-        """``[L, H, G, D, hidden]`` in the pool's dtype."""
-        return torch.stack([weight.to(self.pool.k.dtype).unflatten(0, (self.pool.heads, -1)) for weight in weights])
+    def _effective_weights(self) -> Iterator[torch.Tensor]:
+        heads = self.layers[0].attention.tp_q_head_num
+        for each in self.layers:
+            yield effective_weight(each.o_proj, heads, self.pool.head_dim, self.dtype, self.pool.device)
 
     # Called around every batch by patches.run_batch
 
     def before_batch(self, batch: Any) -> None:
         """Tell the backend which rows each request of the batch reads."""
+        if self.batch_observer is not None:
+            self.batch_observer(batch)
         if batch.forward_mode.is_idle():
             self.backend.announce(None)
             return
