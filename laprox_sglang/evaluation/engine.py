@@ -1,4 +1,4 @@
-"""The half of the evaluation in the engine's process: one ``sgl.Engine`` with our backends for all policies and budgets.
+"""The half of the evaluation in the engine's process: one ``sgl.Engine`` with our backends serves all policies.
 
 See ``in_scheduler`` for how one dense prefill serves all of them.
 """
@@ -75,7 +75,13 @@ class EvaluationEngine:
         self._generate([self._tokens], [REFERENCE], 1)
 
     def fork(
-        self, prefix: int, measured_from: int, variants: Sequence[Variant], *, errors: bool = False, reading: bool = True
+        self,
+        prefix: int,
+        measured_from: int,
+        variants: Sequence[Variant],
+        *,
+        errors: bool = False,
+        reading: bool = True,
     ) -> dict[str, dict[str, Any]]:
         """Compressed copies of the first ``prefix`` tokens; what each holds, and with ``reading`` what it loses.
 
@@ -84,9 +90,7 @@ class EvaluationEngine:
         """
         # A copy is never mistaken for that of an earlier call.
         self._forks += 1
-        asked = [
-            {"salt": self._salt(each), "ratio": each.ratio, "settings": each.settings} for each in variants
-        ]
+        asked = [{"salt": self._salt(each), "ratio": each.ratio, "settings": each.settings} for each in variants]
         found = self._call(
             "fork", prefix=prefix, measured_from=measured_from, variants=asked, errors=errors, reading=reading
         )

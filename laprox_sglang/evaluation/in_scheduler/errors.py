@@ -23,7 +23,7 @@ def attention_errors(
     stretch: int,
     selections: list[Selection],
 ) -> list[list[float]]:
-    """``||O' W_O - O W_O|| / ||O W_O||`` of every selection and layer, over the queries of the tokens from ``start`` on.
+    """``||O' W_O - O W_O|| / ||O W_O||`` of every selection and layer, over queries of the tokens from ``start`` on.
 
     Args:
         slots: ``[n]``, the dense sequence's. queries: ``[n, Hq, D]`` of each layer. output: ``[L, H, G, D, hidden]``.

@@ -18,8 +18,8 @@ Observer = Callable[[str, int, Tensor, Tensor, Logits], None]
 class Recorder:
     """Forward hooks of torch on the model's attention layers and logits processor. ``remove`` takes them off.
 
-    While ``recording``, the post-RoPE queries of extend batches are kept (one request at a time). ``observer`` is called
-    for each request of an extend batch, before SGLang computes its logits.
+    While ``recording``, the post-RoPE queries of extend batches are kept (one request at a time). ``observer`` is
+    called for each request of an extend batch, before SGLang computes its logits.
     """
 
     def __init__(self, model: Any, layers: list[AttentionLayer], observer: Observer):

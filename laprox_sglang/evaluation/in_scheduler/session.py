@@ -190,7 +190,6 @@ class Session:
         queries = self.recorder.stop()
         key = RadixKey(array("q", reference.tokens), cache_salt=REFERENCE)
         walk = self.tree._descend(key)
-        # The last token's KV exists too, but belongs to no node before its request is released.
         if walk.matched < len(reference.tokens):
             raise ValueError(f"only {walk.matched} of the document's {len(reference.tokens)} tokens are cached")
         self.tree.inc_lock_ref(walk.node)
