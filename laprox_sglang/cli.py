@@ -10,6 +10,7 @@ from pathlib import Path
 from laprox_sglang.bench.command import add_arguments as add_bench_arguments
 from laprox_sglang.config import ConfigError
 from laprox_sglang.evaluation.command import add_arguments as add_eval_arguments
+from laprox_sglang.evaluation.profile import add_arguments as add_profile_arguments
 
 PROGRAM = "laprox-sglang"
 DEFAULT_URL = "http://127.0.0.1:30000"
@@ -58,9 +59,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_bench_arguments(bench)
     bench.set_defaults(run=run_bench)
 
-    evaluation = commands.add_parser("eval", help="measure how much of the model's predictions a setting keeps")
+    evaluation = commands.add_parser("eval", help="measure how well policies keep a model's answers")
     add_eval_arguments(evaluation)
     evaluation.set_defaults(run=run_eval)
+
+    profile = commands.add_parser("profile", help="measure each head's share of the budget, for the policy headkv")
+    add_profile_arguments(profile)
+    profile.set_defaults(run=run_profile)
 
     doctor = commands.add_parser("doctor", help="check versions, hooks, device and model support")
     doctor.add_argument("--model-path", default=None, help="model folder to check (default: none)")
@@ -128,6 +133,12 @@ def run_eval(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return command.run(options)
 
 
+def run_profile(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from laprox_sglang.evaluation import profile
+
+    return profile.run(options)
+
+
 def run_demo_model(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from laprox_sglang import demo_model
 
@@ -148,6 +159,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
         "laprox_sglang.cpu_engine": "CpuEngineError",
         "laprox_sglang.demo": "DemoError",
         "laprox_sglang.demo_model": "DemoModelError",
+        "laprox_sglang.evaluation.engine": "EvaluationError",
         "laprox_sglang.launcher": "LaunchError",
     }
     return (

@@ -80,16 +80,20 @@ def run(options: argparse.Namespace) -> int:
     )
     store = Store(options.output)
     longest = max(len(tokenise(item, tokenizer).all) + item.new_tokens for item in items)
-    with (
-        tqdm(total=len(items), unit="item") as bar,
-        EvaluationEngine(model, pool_tokens=options.pool_tokens, max_tokens=longest) as engine,
-    ):
+    with tqdm(total=len(items), unit="item") as bar:
+
+        def start() -> EvaluationEngine:
+            return EvaluationEngine(model, pool_tokens=options.pool_tokens, max_tokens=longest)
 
         def progress(what: str, done: int) -> None:
             bar.set_description(what)
             bar.update(done)
 
-        complete = Runner(engine, tokenizer, store, plan, progress).run()
+        runner = Runner(start, tokenizer, store, plan, progress)
+        try:
+            complete = runner.run()
+        finally:
+            runner.close()
     print(write_report(store, name, options.seed, options.output))
     return 0 if complete else 3
 

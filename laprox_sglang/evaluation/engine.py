@@ -63,7 +63,10 @@ class EvaluationEngine:
         return self
 
     def __exit__(self, *error: object) -> None:
-        with suppress(Exception):
+        self.close()
+
+    def close(self) -> None:
+        with suppress(OSError):
             self._folder.cleanup()
         self.engine.shutdown()
 
@@ -109,6 +112,10 @@ class EvaluationEngine:
     def dense_answers(self, prompts: Sequence[Sequence[int]], new_tokens: int, stop: Sequence[int]) -> list:
         """Greedy answers on the full cache."""
         return self._generate([list(each) for each in prompts], [REFERENCE] * len(prompts), new_tokens, stop)
+
+    def attention_to(self, prefix: int, window: int, positions: Sequence[int]) -> list[list[float]]:
+        """``[L][H]``: attention of the last ``window`` of ``prefix`` tokens to the tokens at ``positions``, summed."""
+        return self._call("attention_to", prefix=prefix, window=window, positions=list(positions))
 
     def state(self) -> dict[str, Any]:
         """The server's ``laprox`` block."""

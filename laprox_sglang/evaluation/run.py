@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from laprox_sglang.evaluation import metrics
@@ -38,12 +39,29 @@ class Plan:
 
 
 class Runner:
-    """Args: progress is called with a description and how many items are done more."""
+    """Args: start makes the engine, when something is missing; progress is called with a description and how many items
+    are done more. ``close`` ends the engine.
+    """
 
-    def __init__(self, engine: EvaluationEngine, tokenizer: Any, store: Store, plan: Plan, progress: Any):
-        self.engine, self.tokenizer, self.store, self.plan = engine, tokenizer, store, plan
+    def __init__(
+        self,
+        start: Callable[[], EvaluationEngine],
+        tokenizer: Any,
+        store: Store,
+        plan: Plan,
+        progress: Callable[[str, int], None],
+    ):
+        self.start, self.tokenizer, self.store, self.plan = start, tokenizer, store, plan
         self.progress = progress
         self.deadline = time.monotonic() + plan.seconds
+
+    @cached_property
+    def engine(self) -> EvaluationEngine:
+        return self.start()
+
+    def close(self) -> None:
+        if "engine" in self.__dict__:
+            self.engine.close()
 
     def run(self) -> bool:
         """Returns whether everything is measured (False: time was up)."""

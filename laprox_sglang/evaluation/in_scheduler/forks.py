@@ -106,12 +106,16 @@ class Forks:
             )
         scored, compressor = self._score(prefix, config)
         budget = min(slots, stretch) * self.pool.rows_per_slot
-        whole = Stretch(None, _node(self.slots[:stretch]), 0, prefix, 0, budget)
+        whole = Stretch(_REQUEST, _Dense(self.slots[:stretch]), 0, prefix, 0, budget)  # type: ignore[arg-type]
         selection = compressor.select(scored, whole, get_allocation(config.allocation, config.profile), budget)
         kept = selection.positions.shape[0]
         self._graft(salt, tokens, stretch, selection)
         rows = self.pool.rows_per_slot
         return Fork(salt, prefix, stretch, selection, self.pool.slots_for(kept) + window, kept + window * rows)
+
+    def scored(self, prefix: int, config: LaProxConfig) -> Scored:
+        """Scores of the first ``prefix`` tokens, by the window before their end."""
+        return self._score(prefix, config)[0]
 
     def _score(self, prefix: int, config: LaProxConfig) -> tuple[Scored, Compressor]:
         """Scores do not depend on budget or allocation, but for a layer's weights."""
@@ -192,10 +196,6 @@ class Forks:
 
 
 _REQUEST = SimpleNamespace(last_node=None, kv=SimpleNamespace(req_pool_idx=0))
-
-
-def _node(value: Tensor) -> Any:
-    return _Dense(value)
 
 
 def _ceil(x: float) -> int:

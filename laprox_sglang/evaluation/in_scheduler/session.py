@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def handle(scheduler: Any, request: str) -> None:
         _session = Session(scheduler)
     arguments = json.loads(request)
     command, reply = arguments.pop("command"), Path(arguments.pop("reply"))
-    if command not in ("begin", "fork", "collect"):
+    if command not in ("begin", "fork", "collect", "attention_to"):
         raise ValueError(f"unknown evaluation command {command!r}")
     reply.write_text(json.dumps(getattr(_session, command)(**arguments)))
 
@@ -87,10 +88,7 @@ class Session:
         Returns by salt what each holds and, if asked, its layers' attention errors. With ``reading``, the next requests
         with these salts are compared with the reference, on the tokens from position ``measured_from`` on.
         """
-        reference = self._ready()
-        forks = self.forks
-        if forks is None:
-            forks = self.forks = self._forks(reference)
+        reference, forks = self._ready(), self._document()
         self.readings, self.measured_from = {}, measured_from
         self.made = {}
         for variant in variants:
@@ -114,6 +112,12 @@ class Session:
         """The readings since ``fork``, by salt; whatever comes next is not compared."""
         found, self.readings, self.made = self.readings, {}, {}
         return found
+
+    def attention_to(self, prefix: int, window: int, positions: list[int]) -> list[list[float]]:
+        """Mean attention of the last ``window`` of ``prefix`` tokens to the tokens at ``positions``, [L][H], summed."""
+        settings = {"score": "attention", "allocation": "head", "pool_kernel": 1, "window": window}
+        scored = self._document().scored(prefix, LaProxConfig.from_dict(settings))
+        return scored.scores[:, :, torch.tensor(positions)].sum(dim=-1).tolist()
 
     # What the model computes
 
@@ -184,9 +188,14 @@ class Session:
             raise ValueError("the dense document has not been read yet")
         return reference
 
-    def _forks(self, reference: _Reference) -> Forks:
-        from array import array
+    def _document(self) -> Forks:
+        reference = self._ready()
+        if self.forks is None:
+            self.forks = self._locked(reference)
+        return self.forks
 
+    def _locked(self, reference: _Reference) -> Forks:
+        """The dense document, held in the tree until the cache is flushed."""
         queries = self.recorder.stop()
         key = RadixKey(array("q", reference.tokens), cache_salt=REFERENCE)
         walk = self.tree._descend(key)
