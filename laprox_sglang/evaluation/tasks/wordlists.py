@@ -20,7 +20,7 @@ def common(draw: random.Random, source: Source, length: int, index: int) -> Item
         numbered = " ".join(f"{place}. {word}" for place, word in enumerate(listed, 1))
         return f"Some words come much more often than others in the following list. Remember them.\n\n{numbered}"
 
-    document = source.fill(make, length, 20)
+    document = source.fill(make, length, 2)
     question = "\n\nWhich are the 5 most common words in the list? Answer with one sentence."
     answer = f"The 5 most common words are {', '.join(often)}."
     return Item("common", index, one_turn(document, question), answer, often, 48, meta={"length": length})
