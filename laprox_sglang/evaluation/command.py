@@ -121,11 +121,11 @@ def _items(options: argparse.Namespace, tokenizer: Any) -> list[Any]:
         if options.infinitebench:
             items += benchmarks.infinitebench(options.infinitebench, options.items, tokenizer, limit)
         return items
-    return [
-        item
-        for task in options.tasks
-        for item in generate(task, tokenizer, options.lengths, options.items, options.seed, options.text)
+    by_task = [
+        generate(task, tokenizer, options.lengths, options.items, options.seed, options.text) for task in options.tasks
     ]
+    # Task by task in turn, so that a run which is cut short has something of each.
+    return [item for group in zip(*by_task, strict=True) for item in group]
 
 
 def _variants(options: argparse.Namespace) -> list[Any]:
