@@ -94,16 +94,24 @@ def run(options: argparse.Namespace) -> int:
             complete = runner.run()
         finally:
             runner.close()
-    print(write_report(store, name, options.seed, options.output))
+    print(write_report(store, plan, options.output))
     return 0 if complete else 3
 
 
-def write_report(store: Any, model: str, seed: int, folder: Path) -> str:
-    """Tables and plots of what the store holds; returns the tables."""
+def write_report(store: Any, plan: Any, folder: Path) -> str:
+    """Tables and plots of what the store holds of this plan; returns the tables."""
     from laprox_sglang.evaluation import benchmarks, plots
     from laprox_sglang.evaluation.report import Report
+    from laprox_sglang.evaluation.variants import full
 
-    report = Report(store.rows, model, seed)
+    variants = {(each.name, each.ratio) for each in [full(), *plan.variants]}
+    items = {(item.task, item.index, item.meta.get("length")) for item in plan.items}
+    rows = [
+        row
+        for row in store.rows
+        if (row["policy"], row["ratio"]) in variants and (row["task"], row["index"], row["length"]) in items
+    ]
+    report = Report(rows, plan.model, plan.seed)
     text = report.markdown() + benchmarks.tables(report)
     (folder / "eval.md").write_text(text)
     report.write_csv(folder / "eval.csv")
