@@ -10,6 +10,7 @@ from pathlib import Path
 from laprox_sglang.bench.command import add_arguments as add_bench_arguments
 from laprox_sglang.config import ConfigError
 from laprox_sglang.evaluation.command import add_arguments as add_eval_arguments
+from laprox_sglang.evaluation.profile import add_arguments as add_profile_arguments
 from laprox_sglang.kernels.bench import add_arguments as add_kernel_bench_arguments
 
 PROGRAM = "laprox-sglang"
@@ -63,9 +64,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_kernel_bench_arguments(kernels)
     kernels.set_defaults(run=run_bench_kernels)
 
-    evaluation = commands.add_parser("eval", help="measure how much of the model's predictions a setting keeps")
+    evaluation = commands.add_parser("eval", help="measure how well policies keep a model's answers")
     add_eval_arguments(evaluation)
     evaluation.set_defaults(run=run_eval)
+
+    profile = commands.add_parser("profile", help="measure each head's share of the budget, for the policy headkv")
+    add_profile_arguments(profile)
+    profile.set_defaults(run=run_profile)
 
     top = commands.add_parser("top", help="show a running server's cache in the terminal; Ctrl-C ends it")
     top.add_argument("--url", default=DEFAULT_URL, help="the server (default: %(default)s)")
@@ -152,6 +157,12 @@ def run_top(options: argparse.Namespace, rest: Sequence[str]) -> int:
     return top.run(options.url, api_key=options.api_key, interval=options.interval, once=options.once)
 
 
+def run_profile(options: argparse.Namespace, rest: Sequence[str]) -> int:
+    from laprox_sglang.evaluation import profile
+
+    return profile.run(options)
+
+
 def run_demo_model(options: argparse.Namespace, rest: Sequence[str]) -> int:
     from laprox_sglang import demo_model
 
@@ -172,6 +183,7 @@ def expected_errors() -> tuple[type[Exception], ...]:
         "laprox_sglang.cpu_engine": "CpuEngineError",
         "laprox_sglang.demo": "DemoError",
         "laprox_sglang.demo_model": "DemoModelError",
+        "laprox_sglang.evaluation.engine": "EvaluationError",
         "laprox_sglang.launcher": "LaunchError",
         "laprox_sglang.observe.top": "TopError",
     }

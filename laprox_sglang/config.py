@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 GQA_RULES = ("mean_attention", "mean_score")
@@ -81,6 +82,9 @@ class LaProxConfig:
         type=str,
         choices=CUDA_GRAPHS,
     )
+    profile: str | None = _flag(
+        "file with each head's share, for the allocation profile (made by laprox-sglang profile)", None, type=str
+    )
 
     # Measured: at half, the loss on real text is not told apart from zero (see the README's results).
     DEFAULT_RATIO = 0.5
@@ -131,6 +135,11 @@ class LaProxConfig:
             check_names(self.score, self.allocation)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        if (self.profile is None) == (self.allocation == "profile"):
+            raise ConfigError(
+                "--laprox-profile FILE and --laprox-allocation profile (or --laprox-policy headkv) go together; make "
+                "the file with `laprox-sglang profile`"
+            )
 
     def check_device(self, device: str) -> None:
         """Raises ConfigError for what ``device`` (SGLang's name of it) cannot run."""
@@ -159,8 +168,11 @@ class LaProxConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LaProxConfig:
-        """Keys may be spelled ``min_tokens`` or ``min-tokens``. An unknown key raises ConfigError."""
-        known = {field.name for field in dataclasses.fields(cls)}
+        """Keys may be spelled ``min_tokens`` or ``min-tokens``. An unknown key raises ConfigError.
+
+        ``policy`` names a preset (see ``policy.presets``), which gives what the other keys do not.
+        """
+        known = {"policy", *(field.name for field in dataclasses.fields(cls))}
         arguments: dict[str, Any] = {}
         for key, value in values.items():
             name = str(key).replace("-", "_").removeprefix("laprox_")
@@ -169,6 +181,14 @@ class LaProxConfig:
             if name in arguments:
                 raise ConfigError(f"laprox setting {name!r} is given twice")
             arguments[name] = value
+        policy = arguments.pop("policy", None)
+        if policy is not None:
+            from laprox_sglang.policy.presets import preset
+
+            try:
+                arguments = {**preset(policy), **arguments}
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
         return cls(**arguments)
 
     @classmethod
@@ -204,6 +224,14 @@ def add_flags(parser: Any) -> None:
             help=f"{field.metadata['help']} (default: {default})",
         )
     group.add_argument(
+        "--laprox-policy",
+        dest="laprox_policy",
+        type=str,
+        default=None,
+        help="a method of the field as score, allocation, window, pooling and sinks together, such as snapkv or "
+        "ada-snapkv (see laprox_sglang.policy.presets); a flag given besides it wins",
+    )
+    group.add_argument(
         "--laprox-config",
         dest="laprox_config",
         type=str,
@@ -228,7 +256,22 @@ def from_arguments(arguments: Mapping[str, Any]) -> LaProxConfig | None:
     for one, other in (("ratio", "budget_tokens"), ("budget_tokens", "ratio")):
         if one in flags and other not in flags:
             merged.pop(other, None)
-    return LaProxConfig.from_dict({**merged, **flags})
+    config = LaProxConfig.from_dict({**merged, **flags})
+    check_served(config)
+    return config
+
+
+def check_served(config: LaProxConfig) -> None:
+    """Raises ConfigError for what a server cannot do: a score that only the evaluation can compute, a missing file."""
+    from laprox_sglang.policy.registry import NOT_SERVED
+
+    if config.score in NOT_SERVED:
+        raise ConfigError(
+            f"the score {config.score!r} cannot be served: {NOT_SERVED[config.score]}; use it in `laprox-sglang eval`, "
+            "or serve another score or policy"
+        )
+    if config.profile is not None and not Path(config.profile).is_file():
+        raise ConfigError(f"--laprox-profile {config.profile} is not a file; make one with `laprox-sglang profile`")
 
 
 def _require_integer(name: str, value: Any, least: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from laprox_sglang.cache.compressor import Compressor
 from laprox_sglang.cache.laprox_cache import LaProxRadixCache
 from laprox_sglang.cache.output_projection import effective_weight, gram_factors
 from laprox_sglang.config import LaProxConfig
-from laprox_sglang.model_support import AttentionLayer
 from laprox_sglang.observe.answers import Observer
+from laprox_sglang.policy.registry import get_score
 from laprox_sglang.refused import REFUSED_MODES
 
 logger = logging.getLogger(__name__)
@@ -48,15 +49,20 @@ class Runtime:
         parts = backend.prepare()
         layers, attention = parts.layers, parts.attention
         self.config = config
+        self.layers = layers
+        self.dtype = runner.dtype
+        # Called with each batch before it runs (by the evaluation).
+        self.batch_observer: Callable[[Any], None] | None = None
         self.pool, self.ring = parts.pool, parts.ring
         self.compressor = Compressor(
             config,
             self.pool,
             self.ring,
             attention,
-            self._projections(layers, runner.dtype),
+            torch.stack([gram_factors(weight, self.pool.heads) for weight in self._effective_weights()]),
             [each.attention.scaling for each in layers],
             [float(each.attention.logit_cap or 0) for each in layers],
+            self.output_weights() if get_score(config.score).reads_output else None,
         )
         self.tree = LaProxRadixCache(ctx.params, self.pool, config, self.compressor)
         self.compressor.tree = self.tree
@@ -67,7 +73,7 @@ class Runtime:
         self.compressor.warm_up()
         logger.info(
             "laprox: %s kept, window %d, sink %d, score %s, allocation %s, kernels %s; %d layers x %d KV heads; "
-            "static memory: query ring %.1f MB, W_O factors %.1f MB",
+            "static memory: query ring %.1f MB, W_O factors %.1f MB, W_O %.1f MB",
             f"{config.budget_tokens} entries per head" if config.budget_tokens else f"ratio {self.ratio}",
             config.window,
             config.sink,
@@ -78,6 +84,7 @@ class Runtime:
             self.pool.heads,
             self.ring.nbytes / 1e6,
             self.compressor.projection.nbytes / 1e6,
+            0 if self.compressor.output is None else self.compressor.output.nbytes / 1e6,
         )
 
     @property
@@ -86,23 +93,22 @@ class Runtime:
             return None
         return LaProxConfig.DEFAULT_RATIO if self.config.ratio is None else self.config.ratio
 
-    def _projections(self, layers: list[AttentionLayer], dtype: torch.dtype) -> torch.Tensor:
-        return torch.stack(
-            [
-                gram_factors(
-                    effective_weight(
-                        each.o_proj, each.attention.tp_q_head_num, self.pool.head_dim, dtype, self.pool.device
-                    ),
-                    self.pool.heads,
-                )
-                for each in layers
-            ]
-        )
+    def output_weights(self) -> torch.Tensor:
+        """W_O of all layers, ``[L, H, G, D, hidden]`` in the pool's dtype."""
+        weights = [weight.to(self.pool.k.dtype) for weight in self._effective_weights()]
+        return torch.stack([weight.unflatten(0, (self.pool.heads, -1)) for weight in weights])
+
+    def _effective_weights(self) -> Iterator[torch.Tensor]:
+        heads = self.layers[0].attention.tp_q_head_num
+        for each in self.layers:
+            yield effective_weight(each.o_proj, heads, self.pool.head_dim, self.dtype, self.pool.device)
 
     # Called around every batch by patches.run_batch
 
     def before_batch(self, batch: Any) -> None:
         """Tell the backend which rows each request of the batch reads."""
+        if self.batch_observer is not None:
+            self.batch_observer(batch)
         if batch.forward_mode.is_idle():
             self.backend.announce(None)
             return

@@ -35,7 +35,7 @@ def install() -> None:
     """Register the hooks that this process needs; SGLang applies them right after. Called once per process."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from laprox_sglang.patches import engine_arguments
+    from laprox_sglang.patches import engine_arguments, evaluation_rpc
 
     names: tuple[str, ...] = SERVER_HOOKS
     # Importing the scheduler only to hook it would slow down processes that never run one.
@@ -44,6 +44,7 @@ def install() -> None:
     for module in modules(names):
         HookRegistry.register(module.TARGET, module.hook, HookType(module.TYPE))
     engine_arguments.install()
+    evaluation_rpc.install()
 
 
 def verify_targets() -> list[tuple[str, bool, str]]:

@@ -7,6 +7,7 @@ the model. All layers are scored before anything is selected.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,9 +22,27 @@ from laprox_sglang.cache.trace import trace_folder
 from laprox_sglang.cache.trace import write as write_trace
 from laprox_sglang.cache.tree import Stretch
 from laprox_sglang.config import LaProxConfig
+from laprox_sglang.policy.allocations.base import Allocation
 from laprox_sglang.policy.registry import get_allocation, get_score
 from laprox_sglang.policy.scores.base import LayerView, ScoreOptions
 from laprox_sglang.policy.select import Selection, select
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What one pass over a stretch finds out.
+
+    Attributes:
+        scores: ``[L, H, n + w]`` float32, of the stretch and of the w dense tokens after it.
+        tokens: n, the length of the stretch.
+        first: like scores, for a score with two stages (see ``Score.first_stage``).
+        weights: ``[L]`` float64, for an allocation that weighs layers.
+    """
+
+    scores: Tensor
+    tokens: int
+    first: Tensor | None = None
+    weights: Tensor | None = None
 
 
 class Compressor:
@@ -31,6 +50,7 @@ class Compressor:
 
     Args:
         projection: ``[L, H, G, D, D]`` float32 Gram factors of W_O (see ``cache.output_projection``).
+        output: ``[L, H, G, D, hidden]`` W_O itself, for a score that reads it.
         scales, caps: per layer, the softmax scale and the logit cap (0: none).
     """
 
@@ -43,6 +63,7 @@ class Compressor:
         projection: Tensor,
         scales: list[float],
         caps: list[float],
+        output: Tensor | None = None,
     ):
         self.config = config
         self.pool = pool
@@ -55,7 +76,10 @@ class Compressor:
         self.scales = scales
         self.caps = caps
         self.score = get_score(config.score)
-        self.allocation = get_allocation(config.allocation)
+        self.allocation = get_allocation(config.allocation, config.profile)
+        if self.score.reads_output and output is None:
+            raise ValueError(f"the score {config.score!r} needs the output projection's weights")
+        self.output = output
         self.options = ScoreOptions(pool_kernel=config.pool_kernel, gqa=config.gqa)
         self.kernels = None
         if row_views.on_gpu(pool.device):
@@ -66,22 +90,25 @@ class Compressor:
         self.tree: LaProxRadixCache | None = None
 
     def __call__(self, stretch: Stretch) -> tuple[Tensor, Tensor]:
-        scores, tokens = self.scores(stretch)
-        protected = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
-        if stretch.start == 0:
-            protected[: self.config.sink] = True
-        selection = self._select(scores, stretch.budget, protected, tokens)
+        scored = self.scores(stretch)
+        selection = self.select(scored, stretch, self.allocation, stretch.budget)
         if self.trace is not None:
             kept = selection.positions.cpu().numpy(), selection.indptr.cpu().numpy()
             write_trace(self.trace, stretch, *kept, (self.pool.layers, self.pool.heads))
         return selection.positions, selection.indptr
 
-    def _select(self, scores: Tensor, total: int, protected: Tensor, tokens: int) -> Selection:
-        if self.kernels is None:
-            return select(scores, total, self.allocation, protected, tokens)
-        from laprox_sglang.attention.gpu_scores import select_entries
+    def select(self, scored: Scored, stretch: Stretch, allocation: Allocation, budget: int) -> Selection:
+        """The entries of a scored stretch that an allocation keeps; the same scores serve any number of budgets."""
+        scores = scored.scores
+        protected = torch.zeros(scores.shape[-1], dtype=torch.bool, device=scores.device)
+        if stretch.start == 0:
+            protected[: self.config.sink] = True
+        plain = scored.first is None and scored.weights is None
+        if self.kernels is not None and plain:
+            from laprox_sglang.attention.gpu_scores import select_entries
 
-        return select_entries(scores, total, self.allocation, protected, tokens)
+            return select_entries(scores, budget, allocation, protected, scored.tokens)
+        return select(scores, budget, allocation, protected, scored.tokens, first=scored.first, weights=scored.weights)
 
     def warm_up(self) -> None:
         """Compile what scoring will run, so that no request waits for it."""
@@ -93,11 +120,8 @@ class Compressor:
 
             cpu_scores.warm_up(self.pool.k.dtype, self.pool.head_dim)
 
-    def scores(self, stretch: Stretch) -> tuple[Tensor, int]:
-        """Scores of the stretch and of the dense tokens after it (the window's own).
-
-        Returns: ``[L, H, n + w]`` float32 and n, the length of the stretch.
-        """
+    def scores(self, stretch: Stretch) -> Scored:
+        """Scores of the stretch and of the dense tokens after it (the window's own)."""
         assert self.tree is not None
         pool, config = self.pool, self.config
         path = self.tree.path(stretch.req.last_node)
@@ -110,9 +134,8 @@ class Compressor:
         first = sum(node.tokens for node, start in dense if start < stretch.start)
         tokens = stretch.node.tokens
         queries = self.ring.read(stretch.req.kv.req_pool_idx, stretch.end, window)
-        if self.kernels is not None and self.kernels.makes(self.score):
-            found = self.kernels(queries, pool.k, pool.v, slots, first, self._listed_rows(stretch))
-            return found, tokens
+        if self.kernels is not None and self.kernels.makes(self.score) and not self.allocation.weighs_layers:
+            return Scored(self.kernels(queries, pool.k, pool.v, slots, first, self._listed_rows(stretch)), tokens)
         # The path ends where the queries do, and the tokens from the first query on are dense. So of the last
         # window - 1 tokens each is hidden from the queries before it. Made on the device: a copy there would wait.
         late = window - 1
@@ -123,7 +146,7 @@ class Compressor:
 
         heads, group = pool.heads, queries.shape[2] // pool.heads
         select_rows = _rows_of(slots)
-        fused = pool.device.type == "cpu" and not self.score.reads_attention
+        fused = pool.device.type == "cpu" and not (self.score.reads_attention or self.allocation.weighs_layers)
         dtype = torch.float32
         if fused:
             from laprox_sglang.attention.cpu_scores import FusedFactors
@@ -139,6 +162,8 @@ class Compressor:
         by_query = logits.view(heads, group, window, -1)
         causal = causal.to(dtype)
         result = torch.empty((pool.layers, heads, slots.shape[0] - first), device=pool.device)
+        firsts: list[Tensor] = []
+        weights: list[Tensor] = []
         for layer in range(pool.layers):
             keys.copy_(select_rows(pool.k[layer]).transpose(0, 1))
             torch.baddbmm(logits, query[layer], keys.transpose(1, 2), beta=0, alpha=self.scales[layer], out=logits)
@@ -167,9 +192,17 @@ class Compressor:
                 total = torch.logsumexp(by_query, dim=-1)
                 total = total if others is None else torch.logaddexp(total, others)
                 attention = (by_query[..., first:] - total[..., None]).exp_()
-                view = LayerView(attention, values, self.projection[layer], visible)
+                output = None if self.output is None else self.output[layer]
+                view = LayerView(attention, values, self.projection[layer], visible, output=output)
             result[layer] = self.score(view, self.options)
-        return result, tokens
+            early = self.score.first_stage(view, self.options)
+            if early is not None:
+                firsts.append(early)
+            if self.allocation.weighs_layers:
+                weights.append(self.allocation.layer_weight(view, tokens))
+        return Scored(
+            result, tokens, torch.stack(firsts) if firsts else None, torch.stack(weights) if weights else None
+        )
 
     def _listed_rows(self, stretch: Stretch) -> tuple[Tensor, Tensor] | None:
         """Rows and indptr of the compressed nodes of the request's path."""

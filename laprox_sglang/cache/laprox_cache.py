@@ -39,6 +39,8 @@ class LaProxRadixCache(RaggedRadixCache):
 
     def __init__(self, params: CacheInitParams, pool: RowPool, config: LaProxConfig, selector: Selector):
         self.config = config
+        # Nothing is compressed while set: the evaluation makes the compressed nodes itself.
+        self.frozen = False
         self.selector = selector
         super().__init__(params, pool)
 
@@ -126,7 +128,7 @@ class LaProxRadixCache(RaggedRadixCache):
     def _compress(self, req: Req, end: int, kind: str) -> None:
         finished = kind == ANSWER
         state = self.requests.get(req.rid)
-        if state is None or state.computed_from >= end:
+        if self.frozen or state is None or state.computed_from >= end:
             return
         if not finished and end - state.computed_from < self.config.min_tokens:
             return

@@ -18,6 +18,9 @@ _SCORES = {
     "laprox": ("laprox", "LaProx"),
     "attention": ("attention", "Attention"),
     "attention_value": ("attention_value", "AttentionValue"),
+    "critical": ("critical", "Critical"),
+    "defensive": ("defensive", "Defensive"),
+    "h2o": ("h2o", "H2O"),
     "cake": ("cake", "Cake"),
     "streaming": ("streaming", "Streaming"),
     "random": ("random", "Random"),
@@ -28,6 +31,13 @@ _ALLOCATIONS = {
     "layer": ("layer", "Layer"),
     "head": ("head", "Head"),
     "pyramid": ("pyramid", "Pyramid"),
+    "layer_pyramid": ("layer", "LayerPyramid"),
+    "cake": ("cake", "Cake"),
+    "profile": ("profile", "Profile"),
+}
+# Scores that a server cannot compute, and why; the evaluation can.
+NOT_SERVED = {
+    "h2o": "it sums the attention of all the prompt's queries, and a server keeps those of the last window only",
 }
 
 
@@ -49,8 +59,16 @@ def get_score(name: str) -> Score:
     return _make("scores", *_look_up("score", _SCORES, name))
 
 
-def get_allocation(name: str) -> Allocation:
-    return _make("allocations", *_look_up("allocation", _ALLOCATIONS, name))
+def get_allocation(name: str, profile: str | None = None) -> Allocation:
+    """profile: the file that the allocation ``profile`` reads; no other looks at it."""
+    location = _look_up("allocation", _ALLOCATIONS, name)
+    if name != "profile":
+        return _make("allocations", *location)
+    from laprox_sglang.policy.allocations.profile import ProfileError, read_profile
+
+    if profile is None:
+        raise ProfileError("the allocation 'profile' needs a file; make one with `laprox-sglang profile`")
+    return _make("allocations", *location, read_profile(profile))
 
 
 def _look_up(kind: str, known: Mapping[str, tuple[str, str]], name: str) -> tuple[str, str]:
@@ -59,5 +77,5 @@ def _look_up(kind: str, known: Mapping[str, tuple[str, str]], name: str) -> tupl
     return known[name]
 
 
-def _make(package: str, module: str, class_name: str) -> Any:
-    return getattr(importlib.import_module(f"laprox_sglang.policy.{package}.{module}"), class_name)()
+def _make(package: str, module: str, class_name: str, *arguments: Any) -> Any:
+    return getattr(importlib.import_module(f"laprox_sglang.policy.{package}.{module}"), class_name)(*arguments)

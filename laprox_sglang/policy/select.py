@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from laprox_sglang.policy.allocations.base import Allocation
+from laprox_sglang.policy.allocations.base import Allocation, keep_by_head, ranked
 from laprox_sglang.policy.normalise import layer_normalise
 
 
@@ -24,12 +25,27 @@ class Selection:
     indptr: Tensor
 
 
-def select(scores: Tensor, total: int, allocation: Allocation, protected: Tensor, stretch: int) -> Selection:
+# The part of each head's budget that the first of two stages fills (alpha of CriticalKV, arXiv 2502.03805).
+FIRST_STAGE = 0.5
+
+
+def select(
+    scores: Tensor,
+    total: int,
+    allocation: Allocation,
+    protected: Tensor,
+    stretch: int,
+    *,
+    first: Tensor | None = None,
+    weights: Tensor | None = None,
+) -> Selection:
     """Keeps exactly R = min(total, L * H * stretch) entries of the stretch, without waiting for the device.
 
     scores: [L, H, n] float32, at least 0, of the stretch's tokens and of the window's behind it (n >= stretch).
     protected: [n] bool, positions that every (layer, head) keeps first. Layer normalisation sums over all n tokens;
-    only the first `stretch` of them are candidates. Raises ValueError for sizes that do not fit.
+    only the first `stretch` of them are candidates. first: [L, H, n] float32, for a score with two stages (see
+    ``Score.first_stage``). weights: [L] float64, for an allocation that weighs layers. Raises ValueError for sizes that
+    do not fit.
     """
     layers, heads, tokens = scores.shape
     if total < 0 or not 0 <= stretch <= tokens or protected.shape != (tokens,):
@@ -37,9 +53,14 @@ def select(scores: Tensor, total: int, allocation: Allocation, protected: Tensor
             f"cannot keep {total} entries of a stretch of {stretch} tokens: scores cover {tokens} tokens and protected "
             f"has shape {tuple(protected.shape)}"
         )
-    if allocation.normalised:
-        scores = layer_normalise(scores)
-    mask = allocation.keep(scores[:, :, :stretch], total, protected[:stretch])
+    candidates, guarded = scores[:, :, :stretch], protected[:stretch]
+    if first is None:
+        mask = allocation.keep(_comparable(scores, allocation)[:, :, :stretch], total, guarded, weights)
+    else:
+        first = _comparable(first, allocation)[:, :, :stretch]
+        budgets = allocation.keep(first, total, guarded, weights).sum(dim=-1)
+        half = keep_by_head(ranked(first, guarded), (budgets * FIRST_STAGE).long(), stretch)
+        mask = keep_by_head(ranked(candidates, guarded).masked_fill(half, math.inf), budgets, stretch)
     count = mask.flatten().cumsum(0, dtype=torch.int32)
     indptr = torch.zeros(layers * heads + 1, dtype=torch.int32, device=scores.device)
     if stretch == 0:
@@ -49,3 +70,7 @@ def select(scores: Tensor, total: int, allocation: Allocation, protected: Tensor
     kept = min(total, layers * heads * stretch)
     entries = torch.searchsorted(count, torch.arange(1, kept + 1, dtype=torch.int32, device=scores.device))
     return Selection((entries % stretch).to(torch.int32), indptr)
+
+
+def _comparable(scores: Tensor, allocation: Allocation) -> Tensor:
+    return layer_normalise(scores) if allocation.normalised else scores

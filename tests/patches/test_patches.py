@@ -17,8 +17,10 @@ from sglang.srt.server_args import ServerArgs
 
 from laprox_sglang import parts, patches, runtime
 from laprox_sglang.config import ConfigError, LaProxConfig
+from laprox_sglang.evaluation.protocol import METHOD
 from laprox_sglang.patches import (
     engine_arguments,
+    evaluation_rpc,
     graph_variants,
     http_app,
     kv_pool,
@@ -61,6 +63,11 @@ def test_a_changed_signature_is_reported(module, monkeypatch):
     assert [target for target, ok, _ in patches.verify_targets() if not ok] == [module.TARGET]
     with pytest.raises(patches.HookMissingError, match="has parameters"):
         patches.require_all()
+
+
+def test_the_evaluation_reaches_the_scheduler():
+    """``Engine.collective_rpc`` finds the method by name; tests/evaluation/test_eval_command.py runs it."""
+    assert getattr(scheduler_module.Scheduler, METHOD) is evaluation_rpc.laprox_evaluate
 
 
 def test_cli_flags_and_config():

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
 
+from policies import head_shares, layer_weights
 from torch import Tensor
 
 from laprox_sglang.policy.scores.base import LayerView, ScoreOptions
@@ -95,6 +96,41 @@ def _cake(view: LayerView, options: ScoreOptions, head: int) -> Row:
     return _group_mean([_pooled(row, options.pool_kernel) for row in rows])
 
 
+def _output_l1(view: LayerView, head: int) -> Row:
+    rows = []
+    for weights in view.output[head].double().tolist():
+        norms = []
+        for token in range(view.values.shape[0]):
+            value = _value(view, head, token)
+            columns = range(len(weights[0]))
+            norms.append(sum(abs(sum(value[i] * weights[i][j] for i in range(len(value)))) for j in columns))
+        rows.append(norms)
+    return _group_mean(rows)
+
+
+def _critical(view: LayerView, options: ScoreOptions, head: int) -> Row:
+    return [(a + 1e-4) * v for a, v in zip(_attention(view, options, head), _output_l1(view, head), strict=True)]
+
+
+def _h2o(view: LayerView, options: ScoreOptions, head: int) -> Row:
+    sums = [[sum(column) for column in zip(*rows, strict=True)] for rows in view.attention[head].double().tolist()]
+    return _group_mean([_pooled(row, options.pool_kernel) for row in sums])
+
+
+def _defensive(view: LayerView, options: ScoreOptions, head: int) -> Row:
+    worst = [0.0] * view.attention.shape[-1]
+    for rows in view.attention[head].double().tolist():
+        for row in rows:
+            pooled = _pooled(row, options.pool_kernel)
+            factor = sum(row) / sum(pooled)
+            worst = [max(most, factor * a) for most, a in zip(worst, pooled, strict=True)]
+    prior = sum(worst) / len(worst)
+    norms = [_output_l1(view, other) for other in range(view.attention.shape[0])]
+    return [
+        max(most, prior) * norms[head][token] / sum(row[token] for row in norms) for token, most in enumerate(worst)
+    ]
+
+
 def _random(view: LayerView, options: ScoreOptions, head: int) -> Row:
     def mix(x: int) -> int:
         x %= 2**32
@@ -109,6 +145,9 @@ NAIVE_SCORES: dict[str, Callable[[LayerView, ScoreOptions, int], Row]] = {
     "laprox": _laprox,
     "attention": _attention,
     "attention_value": _attention_value,
+    "critical": _critical,
+    "defensive": _defensive,
+    "h2o": _h2o,
     "cake": _cake,
     "random": _random,
 }
@@ -130,13 +169,13 @@ def naive_keep(name: str, scores: Tensor, total: int, protected: Tensor) -> set[
     for layer, budget in enumerate(_layer_budgets(name, total, layers, heads, tokens, int(protected.sum()))):
         mine = {entry: score for entry, score in worth.items() if entry[1] == layer}
         by_head = [{entry: score for entry, score in mine.items() if entry[2] == head} for head in range(heads)]
-        if name == "layer":
+        if name in ("layer", "layer_pyramid"):
             safe = set[Entry]()
             for share, candidates in zip(even(budget, heads), by_head, strict=True):
                 safe |= _best(candidates, share // 5, first)
             kept |= _best(mine, budget, (first & set(mine)) | safe)
         else:
-            shares = _head_shares(name, total, layers, heads, layer, budget)
+            shares = _head_shares(name, total, layers, heads, layer, budget, tokens, int(protected.sum()))
             for share, candidates in zip(shares, by_head, strict=True):
                 kept |= _best(candidates, share, first)
     return kept
@@ -160,17 +199,53 @@ def naive_pyramid(total: int, layers: int, room: int, beta: int) -> list[int]:
 def _layer_budgets(name: str, total: int, layers: int, heads: int, tokens: int, protected: int) -> list[int]:
     if name == "layer":
         return even(total, layers)
-    if name == "head":
-        return [0] * layers  # its shares do not go by layer
-    assert name == "pyramid", f"{name} has no brute-force twin"
+    if name in ("head", "profile"):
+        return [0] * layers  # their shares do not go by layer
     fixed = min(total, protected * layers * heads)
-    slope = naive_pyramid(total - fixed, layers, (tokens - protected) * heads, 20)
+    if name == "cake":
+        slope = naive_proportional(total - fixed, layer_weights(layers).tolist(), (tokens - protected) * heads)
+    else:
+        assert name in ("pyramid", "layer_pyramid"), f"{name} has no brute-force twin"
+        slope = naive_pyramid(total - fixed, layers, (tokens - protected) * heads, 20)
     return [a + b for a, b in zip(even(fixed, layers), slope, strict=True)]
 
 
-def _head_shares(name: str, total: int, layers: int, heads: int, layer: int, budget: int) -> list[int]:
+def naive_proportional(total: int, weights: list[float], room: int) -> list[int]:
+    """Fill up, cap, and fill up again, in fractions; then the largest remainders."""
+    weights = [0.0 if math.isnan(weight) else weight for weight in weights]
+    largest = max([*weights, 1e-300])
+    parts = [Fraction(max(weight / largest, 1e-12)) for weight in weights]
+    full: set[int] = set()
+    while True:
+        free = [index for index in range(len(parts)) if index not in full]
+        rest = Fraction(total - room * len(full))
+        exact = {index: rest * parts[index] / sum(parts[each] for each in free) for index in free}
+        over = {index for index in free if exact[index] > room}
+        if not over:
+            break
+        full |= over
+    shares = [room if index in full else math.floor(exact[index]) for index in range(len(parts))]
+    order = sorted((index for index in free if shares[index] < room), key=lambda index: shares[index] - exact[index])
+    for index in order[: total - sum(shares)]:
+        shares[index] += 1
+    return shares
+
+
+def _profile_shares(total: int, layers: int, heads: int, tokens: int, protected: int) -> list[int]:
+    fixed = min(total, protected * layers * heads)
+    flat = [share for row in head_shares(layers, heads) for share in row]
+    mixed = [(1 - 1 / 1.2) / len(flat) + share / max(sum(flat), 1e-300) / 1.2 for share in flat]
+    rest = naive_proportional(total - fixed, mixed, tokens - protected)
+    return [a + b for a, b in zip(even(fixed, len(flat)), rest, strict=True)]
+
+
+def _head_shares(
+    name: str, total: int, layers: int, heads: int, layer: int, budget: int, tokens: int, protected: int
+) -> list[int]:
     if name == "head":
         return even(total, layers * heads)[layer * heads : (layer + 1) * heads]
+    if name == "profile":
+        return _profile_shares(total, layers, heads, tokens, protected)[layer * heads : (layer + 1) * heads]
     return even(budget, heads)
 
 

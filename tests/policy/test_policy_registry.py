@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from policies import ALLOCATIONS, SCORES
+from policies import ALLOCATIONS, SCORES, allocation_for
 
 from laprox_sglang.config import ConfigError, LaProxConfig
 from laprox_sglang.policy.allocations.base import Allocation
@@ -14,10 +14,11 @@ from laprox_sglang.policy.scores.base import Score
 
 
 def test_every_name_gives_its_class():
-    made = [get_score(name) for name in SCORES] + [get_allocation(name) for name in ALLOCATIONS]
+    made = [get_score(name) for name in SCORES] + [allocation_for(name, 2, 2) for name in ALLOCATIONS]
     assert all(isinstance(one, Score | Allocation) for one in made)
     assert len({type(one) for one in made}) == len(SCORES) + len(ALLOCATIONS)
-    assert {name for name in ALLOCATIONS if get_allocation(name).normalised} == {"model"}
+    assert {name for name in ALLOCATIONS if allocation_for(name, 2, 2).normalised} == {"model"}
+    assert {name for name in ALLOCATIONS if allocation_for(name, 2, 2).weighs_layers} == {"cake"}
 
 
 def test_unknown_names_list_the_known_ones():
@@ -52,6 +53,7 @@ def test_the_registry_loads_neither_torch_nor_sglang():
 def test_the_policies_load_torch_but_not_sglang():
     statement = (
         "from laprox_sglang.policy.registry import *; import laprox_sglang.policy.select; "
-        "[get_score(n) for n in score_names()]; [get_allocation(n) for n in allocation_names()]"
+        "[get_score(n) for n in score_names()]; [get_allocation(n) for n in allocation_names() if n != 'profile']; "
+        "import laprox_sglang.policy.allocations.profile"
     )
     assert imported_by(statement) == {"torch"}

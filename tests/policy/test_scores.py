@@ -76,6 +76,38 @@ def test_value_norms_are_those_of_the_output_projection():
     torch.testing.assert_close(value_norms(values, factor.float()).double(), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_sums_over_queries_add_up():
+    """What lets the evaluation share out all the prompt's queries over several views."""
+    view, options = make_view(30, window=8), ScoreOptions(pool_kernel=3)
+    halves = [dataclasses.replace(view, attention=part) for part in view.attention.split(3, dim=2)]
+    for name in SCORES:
+        if get_score(name).every_query:
+            whole = get_score(name)(view, options)
+            torch.testing.assert_close(sum(get_score(name)(half, options) for half in halves), whole)
+    assert get_score("h2o").every_query
+
+
+def test_the_first_stage_of_critical_is_snapkv():
+    view, options = make_view(30, own=5), ScoreOptions(pool_kernel=3)
+    expected = get_score("attention")(view, options)
+    assert torch.equal(get_score("critical").first_stage(view, options), expected)
+    assert all(get_score(name).first_stage(view, options) is None for name in SCORES if name != "critical")
+
+
+def test_output_norms_are_made_in_parts(monkeypatch):
+    view = make_view(100, heads=3, group=2)
+    whole = parts.output_l1_norms(view)
+    monkeypatch.setattr(parts, "_TOKENS_AT_ONCE", 33)
+    torch.testing.assert_close(parts.output_l1_norms(view), whole)
+
+
+@pytest.mark.parametrize("name", ["critical", "defensive"])
+def test_a_view_without_the_output_projection(name):
+    with pytest.raises(ValueError, match="reads_output"):
+        get_score(name)(dataclasses.replace(make_view(10), output=None), ScoreOptions())
+    assert get_score(name).reads_output
+
+
 @pytest.mark.parametrize("name", ["laprox", "attention", "attention_value", "cake"])
 def test_newest_tokens_are_not_punished(name):
     """Attention that is even over all that a query sees must not fall towards the last tokens."""

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from laprox_sglang.policy.scores.base import LayerView
 from laprox_sglang.policy.topk import exact_topk_mask_rows
 
 # Scores stay below infinity, which is the rank of what must be kept before anything else.
@@ -18,17 +19,24 @@ class Allocation(ABC):
     """How the budget is shared between layers, heads and tokens. Pure, and never waits for the device.
 
     normalised: whether select() divides each layer's scores by their sum first.
+    weighs_layers: whether keep() needs ``weights``, one of ``layer_weight`` for each layer.
     """
 
     normalised: bool = False
+    weighs_layers: bool = False
+
+    def layer_weight(self, view: LayerView, stretch: int) -> Tensor:
+        """[] float64, at least 0: what the window's attention to the first `stretch` tokens makes a layer worth."""
+        raise NotImplementedError(f"{type(self).__name__} does not weigh layers")
 
     @abstractmethod
-    def keep(self, scores: Tensor, total: int, protected: Tensor) -> Tensor:
+    def keep(self, scores: Tensor, total: int, protected: Tensor, weights: Tensor | None = None) -> Tensor:
         """Marks exactly `total` entries, or all when there are fewer.
 
         scores: [L, H, n] float32, higher is kept first; NaN counts as 0, an infinity as the largest number.
         total: at least 0. protected: [n] bool, positions that every (layer, head) keeps, counted in the total; when the
-        total does not reach for all of them, they come first, in the order of their positions.
+        total does not reach for all of them, they come first, in the order of their positions. weights: [L] float64,
+        for an allocation that weighs layers; the others do not look at it.
         Equal scores go by position, then layer, then head. A total that does not divide gives the first layers (heads)
         one more. Returns [L, H, n] bool.
         """

@@ -10,7 +10,7 @@ from laprox_sglang.policy.allocations.base import Allocation, keep_by_head, rank
 class Head(Allocation):
     """Uniform per (layer, head), as in SnapKV (arXiv 2404.14469)."""
 
-    def keep(self, scores: Tensor, total: int, protected: Tensor) -> Tensor:
+    def keep(self, scores: Tensor, total: int, protected: Tensor, weights: Tensor | None = None) -> Tensor:
         layers, heads, _ = scores.shape
         total = min(total, scores.numel())
         budgets = shares(total, layers * heads, scores.device).view(layers, heads)

@@ -13,7 +13,7 @@ class Model(Allocation):
 
     normalised = True
 
-    def keep(self, scores: Tensor, total: int, protected: Tensor) -> Tensor:
+    def keep(self, scores: Tensor, total: int, protected: Tensor, weights: Tensor | None = None) -> Tensor:
         layers, heads, tokens = scores.shape
         # position-major, so that the lower index among equals is the earlier position, then layer, then head
         flat = ranked(scores, protected).permute(2, 0, 1).flatten()

@@ -7,28 +7,32 @@ from torch import Tensor
 
 from laprox_sglang.policy.allocations.base import Allocation, keep_by_head, ranked, shares
 
+BETA = 20
+
 
 class Pyramid(Allocation):
     """Layer budgets that fall arithmetically, uniform over a layer's heads (PyramidKV, arXiv 2406.02069).
 
     Of what is left after the protected positions, the last layer gets 1/beta of the mean and the first one twice the
-    mean less that; where the first would get more than it holds, the slope is flatter. beta 20 is that of the authors'
+    mean less that; where the first would get more than it holds, the slope is flatter. BETA 20 is that of the authors'
     code.
     """
 
-    beta = 20
+    def keep(self, scores: Tensor, total: int, protected: Tensor, weights: Tensor | None = None) -> Tensor:
+        heads = scores.shape[1]
+        by_layer, most = pyramid_budgets(scores, min(total, scores.numel()), protected)
+        budgets = shares(by_layer, heads, scores.device)
+        return keep_by_head(ranked(scores, protected), budgets, most // heads + 1)
 
-    def keep(self, scores: Tensor, total: int, protected: Tensor) -> Tensor:
-        layers, heads, tokens = scores.shape
-        total = min(total, scores.numel())
-        count = protected.sum()
-        fixed = (count * (layers * heads)).clamp(max=total)
-        room = (tokens - count) * heads
-        slope = arithmetic_shares(total - fixed, layers, room, self.beta)
-        budgets = shares(shares(fixed, layers, scores.device) + slope, heads, scores.device)
-        # the first layer has at most twice the mean; one more for each of the three roundings
-        most = 2 * total // (layers * heads) + 3
-        return keep_by_head(ranked(scores, protected), budgets, most)
+
+def pyramid_budgets(scores: Tensor, total: int, protected: Tensor) -> tuple[Tensor, int]:
+    """[L] int64 budgets of the layers of `scores` [L, H, n], their sum `total`, and a bound on them for the host."""
+    layers, heads, tokens = scores.shape
+    count = protected.sum()
+    fixed = (count * (layers * heads)).clamp(max=total)
+    slope = arithmetic_shares(total - fixed, layers, (tokens - count) * heads, BETA)
+    # the first layer has at most twice the mean; one more for each of the two roundings
+    return shares(fixed, layers, scores.device) + slope, 2 * total // layers + 2
 
 
 def arithmetic_shares(total: Tensor, layers: int, room: Tensor, beta: int) -> Tensor:

@@ -25,6 +25,8 @@ class LayerView:
     column_squares, norms: [H, G, n] float32, the sum of squared attention over the window and ||v F||, where the
         caller has them already: a fused kernel makes them without writing the attention, which is then None.
     window: W where attention is None.
+    output: [H, G, D, hidden] model dtype or float32, W_O^i itself, for a score that says that it reads it: the Gram
+        factor gives L2 norms only.
     """
 
     attention: Tensor | None
@@ -34,6 +36,7 @@ class LayerView:
     column_squares: Tensor | None = None
     norms: Tensor | None = None
     window: int = 0
+    output: Tensor | None = None
 
     @property
     def queries(self) -> int:
@@ -45,6 +48,12 @@ class LayerView:
         if self.attention is None:
             raise ValueError("this view has no attention; the score must set reads_attention = True")
         return self.attention
+
+    def output_weights(self) -> Tensor:
+        """``output``, for a score that says that it reads it."""
+        if self.output is None:
+            raise ValueError("this view has no output projection; the score must set reads_output = True")
+        return self.output
 
 
 @dataclass(frozen=True)
@@ -65,10 +74,23 @@ class Score(ABC):
     """How much an entry is worth keeping. Pure: reads the view, changes nothing, never waits for the device.
 
     reads_attention: False for a score that needs only ``column_squares`` and ``norms``.
+    reads_output: True for a score that needs ``LayerView.output``.
+    every_query: True for a score that is a sum over all the prompt's queries, not only the window's: whoever calls it
+        may add up the scores of views that share out the queries.
     """
 
     reads_attention: bool = True
+    reads_output: bool = False
+    every_query: bool = False
 
     @abstractmethod
     def __call__(self, view: LayerView, options: ScoreOptions) -> Tensor:
         """Returns [H, n] float32, at least 0; higher is kept first. Comparable within a layer."""
+
+    def first_stage(self, view: LayerView, options: ScoreOptions) -> Tensor | None:
+        """[H, n] float32: what the first half of each head's entries is chosen by; None for a one-stage score.
+
+        With it, ``select`` chooses in two stages (CriticalKV, arXiv 2502.03805): these scores decide how many entries
+        each head gets and which half comes first, ``__call__`` decides the rest.
+        """
+        return None

@@ -52,6 +52,21 @@ def value_norms(values: Tensor, projection: Tensor) -> Tensor:
     return torch.cat(norms, dim=1).transpose(1, 2)
 
 
+def output_l1_norms(view: LayerView) -> Tensor:
+    """[H, n] float32: ||v_t W_O^i||_1, mean over the group (CriticalKV, arXiv 2502.03805).
+
+    The hidden-size projection is formed for one query head and a bounded number of tokens at a time.
+    """
+    weights = view.output_weights()
+    group = weights.shape[1]
+    parts = []
+    for values in view.values.split(_TOKENS_AT_ONCE):
+        values = values.to(weights.dtype).transpose(0, 1)
+        norms = [values.bmm(weights[:, index]).float().abs().sum(dim=-1) for index in range(group)]
+        parts.append(torch.stack(norms).mean(dim=0))
+    return torch.cat(parts, dim=1)
+
+
 def pool(factor: Tensor, kernel: int) -> Tensor:
     """Average of each token with its neighbours, [..., n] -> [..., n]; at the ends, of those that exist.
 
