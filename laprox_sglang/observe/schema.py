@@ -31,6 +31,8 @@ class ReplicaStats(BaseModel):
     policy: str
     score: str
     allocation: str
+    kernels: str = Field(description="what computes attention over kept entries")
+    cuda_graphs: str
     ratio: float | None
     budget_tokens: int | None
     window: int
