@@ -72,7 +72,9 @@ class EvaluationEngine:
 
     def open(self, tokens: Sequence[int], first: int) -> None:
         """Prefill a document, its question and its reference answer, dense; logits are kept from ``first`` on."""
-        self.engine.flush_cache()
+        # Refused while the last answers' requests are still being released; a document must not be read from the cache.
+        if not self.engine.loop.run_until_complete(self.engine.tokenizer_manager.flush_cache(timeout_s=60)).success:
+            raise EvaluationError("the engine did not flush its cache: requests are still running")
         self._tokens = list(tokens)
         self._call("begin", tokens=self._tokens, first=first)
         self._generate([self._tokens], [REFERENCE], 1)

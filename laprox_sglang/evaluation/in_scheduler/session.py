@@ -197,6 +197,8 @@ class Session:
     def _locked(self, reference: _Reference) -> Forks:
         """The dense document, held in the tree until the cache is flushed."""
         queries = self.recorder.stop()
+        if queries[0].shape[0] != len(reference.tokens):
+            raise ValueError(f"{queries[0].shape[0]} of the document's {len(reference.tokens)} tokens were computed")
         key = RadixKey(array("q", reference.tokens), cache_salt=REFERENCE)
         walk = self.tree._descend(key)
         if walk.matched < len(reference.tokens):
