@@ -94,6 +94,7 @@ def norms_of(group, head_dim):
 
 SCORES = dict(out_ptr="*fp32", stages=2)
 SELECT = dict(protected_ptr="*i1", indptr_ptr="*i32")
+TABLE = dict(PARTS=tables.PARTS, LANES=tables.LANES, BLOCK=tables.BLOCK, FIELDS=tables.FIELDS)
 FP16 = dict(dtype="fp16")
 # Groups and head dims of Llama-3.1-8B, Qwen3-8B (4, 128), Qwen3-30B-A3B (8, 128) and others.
 EVERYWHERE = [
@@ -126,7 +127,8 @@ ON_H100 = [
     ("pack: addresses", packing.pack_addresses_kernel, dict(STEPS=10, BLOCK=512), {}),
     ("split: addresses", packing.split_addresses_kernel, dict(STEPS=10, BLOCK=512), {}),
     ("split: count", packing.count_left_kernel, dict(BLOCK=512), {}),
-    ("page table", tables.page_table_kernel, dict(LAYER_MAJOR=False, PARTS=16, LANES=4, BLOCK=1024, FIELDS=9), {}),
+    ("page table", tables.page_table_kernel, dict(LAYER_MAJOR=False, **TABLE), {}),
+    ("page table by layer", tables.page_table_kernel, dict(LAYER_MAJOR=True, **TABLE), {}),
 ]
 
 
