@@ -152,7 +152,7 @@ def world():
 
 
 def test_lists_shorter_and_longer_than_when_recorded(world):
-    for longest in (1, 90, 5, 40):
+    for longest in (1, 90, 5):
         world.check([world.table(longest, 60) for _ in range(4)], [3, 1, 2, 5], [61, 70, 99, 120])
 
 
@@ -193,7 +193,7 @@ def test_requests_that_share_a_table_and_tables_that_changed(world):
 def test_random_batches(world):
     draw = random.Random(5)
     tables = [None, None, *(world.table(draw.choice([0, 1, 30, 90]), draw.randint(1, 40)) for _ in range(5))]
-    for _ in range(6):
+    for _ in range(3):
         size = draw.randint(1, RECORDED)
         rows = draw.sample(range(1, REQUESTS), size)
         world.check(draw.choices(tables, k=size), rows, [draw.randint(41, CONTEXT) for _ in rows])
