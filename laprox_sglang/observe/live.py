@@ -24,16 +24,21 @@ class Feed:
         self._task: asyncio.Task[None] | None = None
 
     async def listen(self) -> AsyncIterator[str]:
-        """Server-sent events: ``live`` (``schema.Live``), or ``waiting`` with the reason while no scheduler answers."""
+        """Server-sent events: ``live`` (``schema.Live``), or ``waiting`` with the reason while no scheduler answers.
+
+        Ends when the server does.
+        """
         queue: asyncio.Queue[str] = asyncio.Queue(BACKLOG)
         self._listeners.add(queue)
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._poll())
         try:
             # A browser reconnects by itself after this many milliseconds.
             yield "retry: 2000\n\n"
-            while True:
-                yield await queue.get()
+            # An open stream would keep the HTTP server from ending, which waits for its connections to close.
+            while not getattr(self._manager(), "gracefully_exit", False):
+                if self._task is None or self._task.done():
+                    self._task = asyncio.create_task(self._poll())
+                with contextlib.suppress(TimeoutError):
+                    yield await asyncio.wait_for(queue.get(), INTERVAL)
         finally:
             self._listeners.discard(queue)
 

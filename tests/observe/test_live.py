@@ -79,6 +79,21 @@ def test_no_answer_and_errors_are_told(monkeypatch):
         asyncio.run(channel.ask(None, ask="stats"))
 
 
+def test_a_stream_ends_with_the_server(monkeypatch):
+    """SGLang's flag; uvicorn waits for open connections, so a page left open would keep a stopped server alive."""
+    monkeypatch.setattr(live, "INTERVAL", 0.02)
+
+    async def run():
+        manager = Manager(lambda *_: {"stats": STATS, "compressions": [], "number": 0})
+        stream = live.Feed(lambda: manager).listen()
+        for _ in range(3):
+            await anext(stream)
+        manager.gracefully_exit = True
+        return [each async for each in stream]
+
+    assert len(asyncio.run(asyncio.wait_for(run(), 5))) <= 2
+
+
 STATS = {
     **dict.fromkeys(("policy", "score", "allocation"), "x"),
     **dict.fromkeys(live.ReplicaStats.model_fields.keys() - {"policy", "score", "allocation", "replica"}, 0),
