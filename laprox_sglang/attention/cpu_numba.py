@@ -1,7 +1,7 @@
 """Ragged attention for decode and short extends on a CPU: compiled code that reads the KV rows where they lie.
 
-Every thread takes an equal share of the rows of all (request, kv head) lists, cut where the share ends, so that one
-long list keeps all cores busy; the parts of a cut list are merged by their log-sum-exp. Numbers are widened to
+Every (request, kv head) list is cut into pieces, and every thread takes an equal share of them, so that one long list
+keeps all cores busy; the pieces of a list are merged by their log-sum-exp. Numbers are widened to
 float32 in registers.
 """
 
@@ -22,6 +22,9 @@ from laprox_sglang.jit.numerics import FAST, NUMPY_TYPE, cached_jit, cap_logit, 
 from laprox_sglang.jit.openmp import c_function, fork, kernel, pointer, team, thread_number, words_at
 
 BLOCK = 128  # rows for which logits are formed at a time
+# Rows after which every list is cut, whatever else is in the batch and however many threads there are: so a request's
+# result does not depend on either, to the last bit.
+PIECE = 256
 LANE = 8  # head_dim must be a multiple
 # Below this many multiply-adds (25 us on one core) a second thread does not pay.
 PARALLEL_FROM = 100_000
@@ -30,7 +33,7 @@ PARALLEL_FROM = 100_000
 @cached_jit(nogil=True, error_model="numpy")
 def plan(threads, skip, layer, heads, arrays):  # type: ignore[no-untyped-def]
     """Cut the lists into pieces [P, 4] (request, head, low, high), in order, and give thread t the pieces
-    [share[t], share[t + 1]), the same number of (row, query) pairs to each. Requests that ``skip`` [B] marks get
+    [share[t], share[t + 1]), about the same number of (row, query) pairs to each. Requests that ``skip`` [B] marks get
     none. Also returns the most new tokens."""
     _, indptr, _, _, tail_start, seq_len, q_start = arrays
     requests = len(tail_start)
@@ -42,7 +45,7 @@ def plan(threads, skip, layer, heads, arrays):  # type: ignore[no-untyped-def]
         most = max(most, new)
         listed = indptr[b, (layer + 1) * heads] - indptr[b, layer * heads]
         cost += new * (listed + heads * (seq_len[b] - tail_start[b]))
-    pieces = np.empty((requests * heads + threads, 4), np.int64)
+    pieces = np.empty((requests * heads + cost // PIECE + 1, 4), np.int64)
     share = np.zeros(threads + 1, np.int64)
     count, thread, done = 0, 0, 0
     for b in range(requests):
@@ -52,19 +55,15 @@ def plan(threads, skip, layer, heads, arrays):  # type: ignore[no-untyped-def]
         for h in range(heads):
             at = layer * heads + h
             length = indptr[b, at + 1] - indptr[b, at] + seq_len[b] - tail_start[b]
-            low = 0
-            while low < length:
-                # The last thread's bound is the whole cost, so that nothing is left over.
-                bound = cost * (thread + 1) // threads
-                high = min(length, low + max(1, (bound - done) // new))
-                pieces[count] = (b, h, low, high)
-                done += (high - low) * new
-                low = high
-                count += 1
-                while thread < threads - 1 and done + new > bound:
+            for low in range(0, length, PIECE):
+                high = min(length, low + PIECE)
+                middle = 2 * done + (high - low) * new
+                while thread < threads - 1 and middle * threads > 2 * cost * (thread + 1):
                     thread += 1
                     share[thread] = count
-                    bound = cost * (thread + 1) // threads
+                pieces[count] = (b, h, low, high)
+                done += (high - low) * new
+                count += 1
     share[thread + 1 :] = count
     return pieces[:count], share, most
 
