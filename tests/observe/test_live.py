@@ -95,8 +95,11 @@ def test_a_stream_ends_with_the_server(monkeypatch):
 
 
 STATS = {
-    **dict.fromkeys(("policy", "score", "allocation"), "x"),
-    **dict.fromkeys(live.ReplicaStats.model_fields.keys() - {"policy", "score", "allocation", "replica"}, 0),
+    **dict.fromkeys(("policy", "score", "allocation", "kernels", "cuda_graphs"), "x"),
+    **dict.fromkeys(
+        live.ReplicaStats.model_fields.keys() - {"policy", "score", "allocation", "kernels", "cuda_graphs", "replica"},
+        0,
+    ),
     "nodes": {"dense": 0, "compressed": 0, "held_back": 0},
     "refused_modes": [],
 }
