@@ -116,25 +116,27 @@ def test_the_compressor_scores_as_in_torch(monkeypatch, gqa, cap, factor_bytes):
     """All layers in few launches, layers of different scale, older segments in the softmax: the same scores."""
     monkeypatch.setattr("laprox_sglang.attention.gpu_scores.FACTOR_BYTES", factor_bytes)
     compressor, stretch = make_world(gqa=gqa, cap=cap)
-    found, tokens = compressor.scores(stretch)
+    scored = compressor.scores(stretch)
+    found, tokens = scored.scores, scored.tokens
     assert compressor.kernels is not None and tokens == 50 and found.shape == (LAYERS, HEADS, 50 + WINDOW)
     compressor.kernels = None
-    expected, _ = compressor.scores(stretch)
+    expected = compressor.scores(stretch).scores
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
 
 
 def test_other_scores_take_the_torch_path():
     compressor, stretch = make_world(score="attention")
-    found, _ = compressor.scores(stretch)
+    found = compressor.scores(stretch).scores
     compressor.kernels = None
-    assert torch.equal(found, compressor.scores(stretch)[0])
+    assert torch.equal(found, compressor.scores(stretch).scores)
 
 
 @pytest.mark.parametrize("allocation", ["model", "model_raw", "layer"])
 def test_the_segment_is_that_of_the_torch_path(monkeypatch, allocation):
     """Selected and packed by the kernels, and by policy and tree in torch: the same bits everywhere."""
     compressor, stretch = make_world()
-    scores, tokens = compressor.scores(stretch)
+    scored = compressor.scores(stretch)
+    scores, tokens = scored.scores, scored.tokens
     scores[:, :, ::7] = scores[0, 0, 3]  # ties
     protected = torch.zeros(scores.shape[2], dtype=torch.bool)
     protected[:4] = True
