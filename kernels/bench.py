@@ -1,4 +1,4 @@
-"""``laprox-sglang bench-kernels``: the decode kernel on one GPU, checked first, then timed against other kernels.
+"""``laprox-sglang bench-kernels``: the kernels on one GPU, checked first, then decode timed against other kernels.
 
     python -m laprox_sglang.kernels.bench            # or python -m kernels.bench in a clone: torch and triton suffice
     python -m laprox_sglang.kernels.bench --check    # results only; without a GPU in Triton's interpreter, small sizes
@@ -88,17 +88,20 @@ def run(options: argparse.Namespace) -> int:
         print(f"{'ok' if check.passed else 'WRONG':<6}{check.name}  ({check.detail})")
     failed = [check.name for check in checks if not check.passed]
     results: list[Result] = []
+    steps: list[Any] = []
     if not options.check and not failed:
         deadline = started + 60 * options.minutes
         models = [MODELS[name] for name in options.models or MODELS]
         results = time_all(models, device, about["peak_gb_per_s"], deadline)
         print(table(results))
+        steps = time_compressions(models, device, deadline)
         failed = [f"{each.kernel} on {each.lists}" for each in results if each.passed is False]
     record = {
         "device": about,
         "versions": versions(),
         "checks": [asdict(check) for check in checks],
         "results": [asdict(result) for result in results],
+        "compression": [asdict(step) for step in steps],
     }
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "bench-kernels.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -170,6 +173,22 @@ def time_all(models: list[Any], device: str, peak: float, deadline: float) -> li
                     _time(result, case, make, same_lists, peak)
                 print(line(result), flush=True)
     return results
+
+
+def time_compressions(models: list[Any], device: str, deadline: float) -> list[Any]:
+    from . import bench_compress
+
+    speed = bench_compress.matmul_speed(device)
+    print(f"compression; a large matrix product runs at {speed / 1e12:.0f} TFLOP/s here")
+    steps = []
+    for shape in models:
+        if time.monotonic() > deadline or not bench_compress.room_for(shape):
+            print(f"{shape.name:<14} not run: out of time or memory")
+            continue
+        for step in bench_compress.time_compression(shape, device, speed):
+            steps.append(step)
+            print(bench_compress.line(step), flush=True)
+    return steps
 
 
 def _time(result: Result, case: Any, make: Any, same_lists: bool, peak: float) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ragged_decode import ragged_decode, ragged_decode_reference
+from .decode_plan import DecodePlan, pieces_for, plan_decode
+from .ragged_decode import BLOCK_N, ragged_decode, ragged_decode_reference, workspace_numel
 from .shapes import ModelShape
 
 LAYERS, LAYER = 2, 1
@@ -144,8 +145,14 @@ Call = Callable[[], Tensor]
 
 
 def ours(case: DecodeCase) -> Call:
-    out = torch.empty_like(case.q)
-    return lambda: ragged_decode(**case.arguments, out=out)
+    """As a layer of a model runs it: the plan is made once for all layers, and timed by itself (``bench_compress``)."""
+    heads, device = case.shape.kv_heads, case.q.device
+    lists = case.batch * heads
+    plan = DecodePlan.empty(LAYERS, lists, device, pieces_for(lists, case.shape.head_dim, device))
+    plan_decode(case.indptr, case.tail_start, case.seq_len, heads, BLOCK_N, plan)
+    numel = workspace_numel(plan.programs, case.shape.group, case.shape.head_dim, 1)
+    workspace, out = torch.empty(numel, dtype=torch.float32, device=device), torch.empty_like(case.q)
+    return lambda: ragged_decode(**case.arguments, out=out, workspace=workspace, plan=plan)
 
 
 def list_of_rows(case: DecodeCase) -> tuple[Tensor, Tensor]:

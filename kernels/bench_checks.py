@@ -14,8 +14,13 @@ import torch
 
 from .bench import compare
 from .bench_cases import LAYER, LAYERS, TAIL, DecodeCase, make_case, ours
+from .bench_compress import POOL_KERNEL, Stretch
+from .column_scores import column_norms_reference, pooled_scores_reference, window_lse_reference
+from .pack_rows import pack_rows_reference
+from .projected_norm import projected_norm_reference
 from .ragged_decode import ragged_decode
 from .ragged_extend import ragged_extend, ragged_extend_reference, ragged_lse, ragged_lse_reference
+from .select import select_reference
 from .shapes import MODELS, ModelShape
 
 # (query heads of a group, head dim, type): every supported group and size, each type
@@ -40,7 +45,8 @@ class Check:
 
 
 def check_all(device: str) -> list[Check]:
-    return [*_decode_sizes(device), *_extend(device), _lse(device), _replay(device), _far_rows(device)]
+    compression = _compression(device)
+    return [*_decode_sizes(device), *_extend(device), _lse(device), _replay(device), _far_rows(device), *compression]
 
 
 def _check(name: str, found: torch.Tensor, expected: torch.Tensor) -> Check:
@@ -145,3 +151,26 @@ def _far_rows(device: str) -> Check:
         large[tail] = torch.randn(TAIL, 128, device=device).to(large.dtype)
     far = replace(case, k_rows=k, v_rows=v, rows=case.rows + (len(k) - len(case.k_rows)))
     return _check(name, ours(far)(), far.expected)
+
+
+def _compression(device: str) -> Iterator[Check]:
+    """Scores within rounding; selection and packing in every bit."""
+    shape, tokens = ModelShape("", 2, 0, 6, 2, 64, 0, 0), 60 if device == "cpu" else 5000
+    stretch = Stretch.make(shape, tokens, 0.1, device, torch.bfloat16)
+    q, k, v, slots = stretch.q, stretch.k, stretch.v, stretch.slots
+    scale = shape.head_dim**-0.5
+    lse = window_lse_reference(q, k, slots, scale)
+    attention = column_norms_reference(q, k, slots, lse, 0, scale)
+    norms = projected_norm_reference(v, slots, stretch.factors)
+    scores = pooled_scores_reference(attention, norms, POOL_KERNEL)
+    found = stretch.scores()
+    yield _check("scores of a stretch", (found / scores.max()).to(q.dtype), (scores / scores.max()).to(q.dtype))
+    positions, indptr = stretch.selection(found)
+    expected = select_reference(found, stretch.kept * 4, stretch.protected)
+    same = torch.equal(positions, expected[0]) and torch.equal(indptr.long(), expected[1].long())
+    yield Check("selection", same, f"{len(positions)} of {found.numel()} entries")
+    pools = k.clone(), v.clone()
+    rows = stretch.pack(positions, indptr)
+    packed = pack_rows_reference(*pools, slots, positions, indptr, stretch.kept)
+    same = torch.equal(rows, packed) and torch.equal(k, pools[0]) and torch.equal(v, pools[1])
+    yield Check("packing", same, f"{len(rows)} rows")

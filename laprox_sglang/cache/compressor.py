@@ -220,7 +220,7 @@ class Compressor:
         rows, indptr = listed
         return RaggedBatch.build(
             rows=rows,
-            indptr=indptr[None].cpu().numpy(),
+            indptr=indptr[None],
             slots=self.tree.req_to_token_pool.req_to_token,
             pool_index=[stretch.req.kv.req_pool_idx],
             tail_start=[stretch.end - 1],

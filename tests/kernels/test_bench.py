@@ -21,6 +21,7 @@ from laprox_sglang.kernels import bench_checks
 bench_checks._decode_sizes = lambda device: ()
 bench_checks._extend = lambda device: ()
 bench_checks._replay = bench_checks._far_rows
+bench_checks._compression = lambda device: ()
 lse = bench_checks.ragged_lse
 bench_checks.ragged_lse = lambda *arguments: lse(*arguments) + 0.1
 print(code, bench.main(["--check", "--output", sys.argv[1] + "/wrong"]))
@@ -39,7 +40,7 @@ def test_checks_in_the_interpreter(tmp_path):
     lines = done.stdout.splitlines()
     assert "nothing is timed" in lines[0] and lines[-1] == "0 1"
     right = json.loads((tmp_path / "bench-kernels.json").read_text())
-    assert len(right["checks"]) == 18 and all(check["passed"] for check in right["checks"])
+    assert len(right["checks"]) == 21 and all(check["passed"] for check in right["checks"])
     assert right["results"] == [] and right["device"]["peak_gb_per_s"] is None
     assert right["versions"]["triton"] and right["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert "WRONG log-sum-exp of the lists" in done.stdout
@@ -152,3 +153,15 @@ def test_cases_are_whole(lists):
         assert (rows // per_layer == layer).all()
     indptr, listed = bench_cases.list_of_rows(case)
     assert len(listed) == case.entries == indptr[-1] and len(listed.unique()) == len(listed)
+
+
+def test_compression_is_timed_against_the_least_time_of_a_prefill(monkeypatch):
+    from laprox_sglang.kernels import bench_compress, shapes
+
+    shape = shapes.LLAMA_3_1_8B
+    flops = bench_compress.prefill_flops(shape, 131072)
+    # By hand: 2 x 6.98e9 weights a token; 2 x 32 layers x 4096 x n / 2 x 2 products a token.
+    assert flops == pytest.approx(131072 * (2 * 6.9796e9 + 2 * 131072 * 32 * 4096), rel=1e-3)
+    step = bench_compress.Step("m", "scores", 0.25, 0.05)
+    assert "250.000 ms" in bench_compress.line(step) and "5.00% of the least time" in bench_compress.line(step)
+    assert "least" not in bench_compress.line(bench_compress.Step("m", "plan", 1e-5))
