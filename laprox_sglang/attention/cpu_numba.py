@@ -19,7 +19,7 @@ from torch import Tensor
 from laprox_sglang.attention.base import RaggedAttention, RaggedBatch
 from laprox_sglang.attention.torch_reference import TorchRaggedAttention
 from laprox_sglang.jit.numerics import FAST, NUMPY_TYPE, cached_jit, cap_logit, exp_negative, narrow, widen
-from laprox_sglang.jit.openmp import c_function, fork, kernel, pointer, team, thread_number, words_at
+from laprox_sglang.jit.openmp import c_function, call, fork, kernel, pointer, team, words_at
 
 BLOCK = 128  # rows for which logits are formed at a time
 # Rows after which every list is cut, whatever else is in the batch and however many threads there are: so a request's
@@ -192,8 +192,8 @@ def run_piece(  # type: ignore[no-untyped-def]
 ROWS, INDPTR, SLOTS, POOL_INDEX, TAIL_START, SEQ_LEN, Q_START = range(7)
 LISTED, REQUESTS, LISTS, HEADS, TABLE_ROWS, TABLE_WIDTH = range(7, 13)
 K, V, POOL_ROWS, Q, Q_STRIDE, GROUP, TOKENS, OUT = range(13, 21)
-LAYER, SKIP, REALS, THREADS, PARALLEL, NUMBER, WORK = range(21, 28)
-PIECES, SHARE, TOP, TOTAL, ACC, COUNT, MOST, WORDS = range(28, 36)
+LAYER, SKIP, REALS, THREADS, PARALLEL, NUMBER, SIZE, WORK = range(21, 29)
+PIECES, SHARE, TOP, TOTAL, ACC, COUNT, MOST, WORDS = range(29, 37)
 
 
 @cached_jit(nogil=True, error_model="numpy")
@@ -240,7 +240,8 @@ def attend_kernel(pool_type: Any, out_type: Any, head_dim: int) -> tuple[Any, Ca
     @kernel()
     def work(data):  # type: ignore[no-untyped-def]
         w = carray(data, WORDS)
-        run_share(w, thread_number(w[NUMBER]))
+        for thread in range(call(w[NUMBER]), w[THREADS], call(w[SIZE])):
+            run_share(w, thread)
 
     @kernel()
     def attend(data):  # type: ignore[no-untyped-def]
@@ -324,7 +325,9 @@ class NumbaRaggedAttention(RaggedAttention):
         words[[TABLE_ROWS, TABLE_WIDTH]] = batch.slots.shape
         self._skip = batch.row_work > self.most_work
         words[[POOL_ROWS, SKIP]] = [k_rows.shape[0], self._skip.ctypes.data]
-        words[[REALS, PARALLEL, NUMBER]] = [self._reals.ctypes.data, team().parallel, team().number]
+        runtime = team()
+        words[[PARALLEL, NUMBER, SIZE]] = [runtime.parallel, runtime.number, runtime.size]
+        words[REALS] = self._reals.ctypes.data
         listed = np.diff(batch.indptr_host[:, ::heads], axis=1)
         q_len = np.where(self._skip, 0, batch.q_len_host)
         # [L], (row, query) pairs

@@ -15,7 +15,7 @@ from numba import carray
 from torch import Tensor
 
 from laprox_sglang.jit.numerics import FAST, NUMPY_TYPE, cached_jit, exp_negative, highest, widen
-from laprox_sglang.jit.openmp import c_function, fork, kernel, pointer, team, thread_number, words_at
+from laprox_sglang.jit.openmp import c_function, call, fork, kernel, pointer, team, words_at
 
 LANE = 8  # head_dim must be a multiple
 
@@ -80,10 +80,10 @@ def warm_up(dtype: torch.dtype, size: int) -> None:
 
 
 def _run(compiled: tuple[Any, Callable], tensors: tuple[Tensor, ...], sizes: tuple[int, ...]) -> None:
-    work, call = compiled
-    header = [team().parallel, team().number, work.address, team().threads]
+    work, start = compiled
+    header = [team().parallel, team().number, team().size, work.address, team().threads]
     words = np.array([*header, *(tensor.data_ptr() for tensor in tensors), *sizes], dtype=np.int64)
-    call(words_at(words))
+    start(words_at(words))
 
 
 @cached_jit(fastmath=FAST, nogil=True, error_model="numpy")
@@ -114,11 +114,11 @@ def _add(addend, sums):  # type: ignore[no-untyped-def]
 def _squares_kernel(logits_type: Any) -> tuple[Any, Callable]:
     @cached_jit(nogil=True, error_model="numpy")
     def share(w, thread):  # type: ignore[no-untyped-def]
-        threads, heads, window, tokens, first = w[3], w[8], w[9], w[10], w[11]
-        logits = carray(pointer(w[4]), (heads * window, tokens), logits_type)
-        others = carray(pointer(w[5]), heads * window, np.float32)
-        result = carray(pointer(w[6]), (heads, tokens - first), np.float32)
-        shared = carray(pointer(w[7]), (threads, tokens - first), np.float32)
+        threads, heads, window, tokens, first = w[4], w[9], w[10], w[11], w[12]
+        logits = carray(pointer(w[5]), (heads * window, tokens), logits_type)
+        others = carray(pointer(w[6]), heads * window, np.float32)
+        result = carray(pointer(w[7]), (heads, tokens - first), np.float32)
+        shared = carray(pointer(w[8]), (threads, tokens - first), np.float32)
         weights = np.empty(tokens, np.float32)
         low, high = heads * window * thread // threads, heads * window * (thread + 1) // threads
         for index in range(low, high):
@@ -139,19 +139,20 @@ def _squares_kernel(logits_type: Any) -> tuple[Any, Callable]:
 
     @kernel()
     def work(data):  # type: ignore[no-untyped-def]
-        w = carray(data, 12)
-        share(w, thread_number(w[1]))
+        w = carray(data, 13)
+        for thread in range(call(w[1]), w[4], call(w[2])):
+            share(w, thread)
 
     @kernel()
     def squares(data):  # type: ignore[no-untyped-def]
-        w = carray(data, 12)
-        threads, heads, window, columns = w[3], w[8], w[9], w[10] - w[11]
+        w = carray(data, 13)
+        threads, heads, window, columns = w[4], w[9], w[10], w[11] - w[12]
         if threads > 1:
-            fork(w[0], w[2], data, threads)
+            fork(w[0], w[3], data, threads)
         else:
             share(w, 0)
-        result = carray(pointer(w[6]), (heads, columns), np.float32)
-        shared = carray(pointer(w[7]), (threads, columns), np.float32)
+        result = carray(pointer(w[7]), (heads, columns), np.float32)
+        shared = carray(pointer(w[8]), (threads, columns), np.float32)
         for thread in range(threads):
             low = heads * window * thread // threads
             if low % window:
@@ -174,9 +175,9 @@ def _norms_kernel(value_type: Any, size: int) -> tuple[Any, Callable]:
 
     @cached_jit(nogil=True, error_model="numpy")
     def share(w, thread):  # type: ignore[no-untyped-def]
-        threads, heads, group, tokens = w[3], w[6], w[7], w[8]
-        projected = carray(pointer(w[4]), (heads, tokens, group, LANE * len(lanes)), value_type)
-        result = carray(pointer(w[5]), (heads, group, tokens), np.float32)
+        threads, heads, group, tokens = w[4], w[7], w[8], w[9]
+        projected = carray(pointer(w[5]), (heads, tokens, group, LANE * len(lanes)), value_type)
+        result = carray(pointer(w[6]), (heads, group, tokens), np.float32)
         for head in range(heads):
             for token in range(tokens * thread // threads, tokens * (thread + 1) // threads):
                 for query_head in range(group):
@@ -184,14 +185,15 @@ def _norms_kernel(value_type: Any, size: int) -> tuple[Any, Callable]:
 
     @kernel()
     def work(data):  # type: ignore[no-untyped-def]
-        w = carray(data, 9)
-        share(w, thread_number(w[1]))
+        w = carray(data, 10)
+        for thread in range(call(w[1]), w[4], call(w[2])):
+            share(w, thread)
 
     @kernel()
     def norms(data):  # type: ignore[no-untyped-def]
-        w = carray(data, 9)
-        if w[3] > 1:
-            fork(w[0], w[2], data, w[3])
+        w = carray(data, 10)
+        if w[4] > 1:
+            fork(w[0], w[3], data, w[4])
         else:
             share(w, 0)
 

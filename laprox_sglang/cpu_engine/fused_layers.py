@@ -21,7 +21,7 @@ from numba import carray
 from torch import Tensor
 
 from laprox_sglang.jit.numerics import FAST, NUMPY_TYPE, cached_jit, exp_negative, narrow, widen
-from laprox_sglang.jit.openmp import c_function, fork, kernel, pointer, team, thread_number, words_at
+from laprox_sglang.jit.openmp import c_function, call, fork, kernel, pointer, team, words_at
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +29,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 # Below this many numbers (20 us on one core) a second thread does not pay.
 PARALLEL_FROM = 50_000
 # Words of a kernel: where the runtime is, how many rows, then what the layer needs.
-PARALLEL, NUMBER, WORK, THREADS, TOKENS = range(5)
-MOST_WORDS = 17
+PARALLEL, NUMBER, SIZE, WORK, THREADS, TOKENS, BAD = range(7)
+MOST_WORDS = 19
 
 
 def install() -> list[str]:
@@ -53,10 +53,13 @@ def _usable(x: Tensor) -> bool:
 
 
 def _run(compiled: tuple[Any, Callable], tokens: int, numbers: int, *words: int) -> None:
-    work, call = compiled
+    work, start = compiled
     threads = team().threads if numbers >= PARALLEL_FROM else 1
-    array = np.array([team().parallel, team().number, work.address, threads, tokens, *words], dtype=np.int64)
-    call(words_at(array))
+    header = [team().parallel, team().number, team().size, work.address, threads, tokens, 0]
+    array = np.array([*header, *words], dtype=np.int64)
+    start(words_at(array))
+    if array[BAD]:
+        raise IndexError("a token lies after the last position that the model's rotary embedding has")
 
 
 def _compiled(share: Callable) -> tuple[Any, Callable]:
@@ -65,8 +68,9 @@ def _compiled(share: Callable) -> tuple[Any, Callable]:
     @kernel()
     def work(data):  # type: ignore[no-untyped-def]
         w = carray(data, MOST_WORDS)
-        thread, threads, tokens = thread_number(w[NUMBER]), w[THREADS], w[TOKENS]
-        share(w, tokens * thread // threads, tokens * (thread + 1) // threads)
+        threads, tokens = w[THREADS], w[TOKENS]
+        for thread in range(call(w[NUMBER]), threads, call(w[SIZE])):
+            share(w, tokens * thread // threads, tokens * (thread + 1) // threads)
 
     @kernel()
     def start(data):  # type: ignore[no-untyped-def]
@@ -144,13 +148,13 @@ def _scaled(wide, scale, weight, out):  # type: ignore[no-untyped-def]
 def _norm_kernel(dtype: Any) -> tuple[Any, Callable]:
     @cached_jit(nogil=True, error_model="numpy")
     def share(w, first, last):  # type: ignore[no-untyped-def]
-        size, shape = w[11], (w[TOKENS], w[11])
-        x, residual = carray(pointer(w[5]), shape, dtype), carray(pointer(w[6]), shape, dtype)
-        weight, epsilon = carray(pointer(w[7]), size, dtype), carray(pointer(w[10]), 1, np.float32)
-        total, out = carray(pointer(w[8]), shape, dtype), carray(pointer(w[9]), shape, dtype)
+        size, shape = w[13], (w[TOKENS], w[13])
+        x, residual = carray(pointer(w[7]), shape, dtype), carray(pointer(w[8]), shape, dtype)
+        weight, epsilon = carray(pointer(w[9]), size, dtype), carray(pointer(w[12]), 1, np.float32)
+        total, out = carray(pointer(w[10]), shape, dtype), carray(pointer(w[11]), shape, dtype)
         wide = np.empty(size, np.float32)
         for token in range(first, last):
-            squares = _sum_and_squares(x[token], residual[token], w[12] != 0, wide, total[token])
+            squares = _sum_and_squares(x[token], residual[token], w[14] != 0, wide, total[token])
             scale = np.float32(1) / np.sqrt(squares / np.float32(size) + epsilon[0])
             _scaled(wide, scale, weight, out[token])
 
@@ -191,9 +195,9 @@ def _silu_row(gate, up, out):  # type: ignore[no-untyped-def]
 def _silu_kernel(dtype: Any) -> tuple[Any, Callable]:
     @cached_jit(nogil=True, error_model="numpy")
     def share(w, first, last):  # type: ignore[no-untyped-def]
-        size = w[7]
-        x = carray(pointer(w[5]), (w[TOKENS], 2, size), dtype)
-        out = carray(pointer(w[6]), (w[TOKENS], size), dtype)
+        size = w[9]
+        x = carray(pointer(w[7]), (w[TOKENS], 2, size), dtype)
+        out = carray(pointer(w[8]), (w[TOKENS], size), dtype)
         for token in range(first, last):
             _silu_row(x[token, 0], x[token, 1], out[token])
 
@@ -258,11 +262,14 @@ def _rotate_row(x, cos, sin, out):  # type: ignore[no-untyped-def]
 def _rotary_kernel(dtype: Any, table_type: Any) -> tuple[Any, Callable]:
     @cached_jit(nogil=True, error_model="numpy")
     def share(w, first, last):  # type: ignore[no-untyped-def]
-        positions, size = carray(pointer(w[5]), w[TOKENS], np.int64), w[8]
-        table = carray(pointer(w[6]), (w[7], size), table_type)
+        positions, size = carray(pointer(w[7]), w[TOKENS], np.int64), w[10]
+        table = carray(pointer(w[8]), (w[9], size), table_type)
         for token in range(first, last):
+            if positions[token] < 0 or positions[token] >= w[9]:
+                w[BAD] = 1
+                continue
             angles = table[positions[token]]
-            for at in (9, 13):
+            for at in (11, 15):
                 stride, width = w[at + 1], w[at + 3]
                 x = carray(pointer(w[at]), ((w[TOKENS] - 1) * stride + width), dtype)
                 out = carray(pointer(w[at + 2]), (w[TOKENS], width), dtype)

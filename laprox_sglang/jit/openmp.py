@@ -3,8 +3,9 @@
 A second set of threads (numba's own) shares the cores with torch's, which spin for a moment after each matmul: on 2
 cores a parallel call between matmuls took 77 to 140 us with numba's workqueue layer and 25 us on torch's threads.
 
-A kernel is a C function of one pointer to int64 *words*: addresses and sizes that Python put there. :func:`run` calls
-it once on each thread of the team; :func:`thread_number` tells it which one it is.
+A kernel is a C function of one pointer to int64 *words*: addresses and sizes that Python put there. :func:`fork` calls
+it once on each thread of the team, which may be fewer than asked for (``OMP_THREAD_LIMIT``, ``OMP_DYNAMIC``): a kernel
+does the shares ``range(call(number), shares, call(size))``.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Team:
     """``GOMP_parallel(void (*)(void *), void *, unsigned threads, unsigned flags)``"""
     number: int
     """``int omp_get_thread_num()``"""
+    size: int
+    """``int omp_get_num_threads()``"""
 
     @property
     def threads(self) -> int:
@@ -51,10 +54,10 @@ def team() -> Team:
     # Torch's own first: another package may have brought a second one.
     for path in sorted(loaded, key=lambda path: "/torch/" not in path):
         library = ctypes.CDLL(path)
-        if hasattr(library, "GOMP_parallel") and hasattr(library, "omp_get_thread_num"):
-            address = functools.partial(ctypes.cast, typ=ctypes.c_void_p)
-            return Team(address(library.GOMP_parallel).value or 0, address(library.omp_get_thread_num).value or 0)
-    return Team(0, 0)
+        names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads")
+        if all(hasattr(library, name) for name in names):
+            return Team(*(ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names))
+    return Team(0, 0, 0)
 
 
 def kernel(**options: Any) -> Callable[[Callable], Any]:
@@ -81,13 +84,13 @@ def fork(context, parallel, function, words, threads):  # type: ignore[no-untype
 
 
 @intrinsic
-def thread_number(context, address):  # type: ignore[no-untyped-def]
-    """Which thread of the team this is, from 0; ``address`` is ``Team.number``."""
+def call(context, address):  # type: ignore[no-untyped-def]
+    """The result of the C function ``int f()`` at this address: ``Team.number`` or ``Team.size``."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         number = ir.IntType(32)
-        call = builder.inttoptr(arguments[0], ir.FunctionType(number, []).as_pointer())
-        return builder.zext(builder.call(call, []), ir.IntType(64))
+        function = builder.inttoptr(arguments[0], ir.FunctionType(number, []).as_pointer())
+        return builder.zext(builder.call(function, []), ir.IntType(64))
 
     return types.int64(types.int64), generate
 

@@ -25,7 +25,9 @@ def test_cut_lists_are_merged(monkeypatch, parallel, threads, shape):
     assert team.parallel and team.number, "torch's OpenMP runtime was not found"
     monkeypatch.setattr(cpu_numba, "PARALLEL_FROM", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(cpu_numba, "team", lambda: CutForThreads(team.parallel if parallel else 0, team.number))
+    monkeypatch.setattr(
+        cpu_numba, "team", lambda: CutForThreads(team.parallel if parallel else 0, team.number, team.size)
+    )
     agrees(NumbaRaggedAttention(), make_case(**SHAPES[shape]))
 
 

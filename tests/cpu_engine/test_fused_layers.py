@@ -85,3 +85,11 @@ def test_hooks_fall_back_where_a_layer_is_not_plain():
         odd = Norm()
         setattr(odd, name, value)
         assert norm(odd, x, x) == "original", name
+
+
+@pytest.mark.parametrize("position", [500, -1])
+def test_a_position_outside_the_table_is_an_error(position):
+    """SGLang's own code raises too; reading on would answer with whatever lies behind the table."""
+    query, table = torch.randn(2, 64), torch.rand(500, 64)
+    with pytest.raises(IndexError, match="position"):
+        fused_layers.rotate(torch.tensor([3, position]), query, query, table, 64)

@@ -2,6 +2,10 @@
 
 import logging
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numba
 import numpy as np
@@ -10,6 +14,8 @@ import torch
 from numba import carray
 
 from laprox_sglang.jit import numerics, openmp
+
+ROOT = Path(__file__).parents[2]
 
 
 @numba.njit
@@ -60,21 +66,22 @@ def test_no_cache_folder_is_no_failure(monkeypatch, caplog):
 
 @openmp.kernel()
 def mark(data):
-    w = carray(data, 4)
+    w = carray(data, 5)
     seen = carray(openmp.pointer(w[3]), 64, np.int64)
-    seen[openmp.thread_number(w[1])] += 1
+    for thread in range(openmp.call(w[1]), 3, openmp.call(w[4])):
+        seen[thread] += 1
 
 
 @openmp.kernel()
 def mark_all(data):
-    w = carray(data, 4)
+    w = carray(data, 5)
     openmp.fork(w[0], w[2], data, 3)
 
 
-def test_a_kernel_runs_once_on_each_thread_of_torch():
+def test_every_share_is_done_once():
     team = openmp.team()
     seen = np.zeros(64, dtype=np.int64)
-    words = np.array([team.parallel, team.number, mark.address, seen.ctypes.data])
+    words = np.array([team.parallel, team.number, mark.address, seen.ctypes.data, team.size])
     openmp.c_function(mark_all)(openmp.words_at(words))
     assert seen[:3].tolist() == [1, 1, 1] and not seen[3:].any()
 
@@ -84,3 +91,23 @@ def test_the_runtime_is_the_one_torch_uses():
     with open("/proc/self/maps") as maps:
         runtimes = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}
     assert len(runtimes) == 1, runtimes
+
+
+SHORT_TEAM = """
+import numpy as np, torch
+from tests.jit.test_jit import test_every_share_is_done_once
+from laprox_sglang.cpu_engine import fused_layers
+assert torch.get_num_threads() == 4
+test_every_share_is_done_once()
+x = torch.randn(3000, 64)
+torch.testing.assert_close(fused_layers.silu_and_mul(x), torch.nn.functional.silu(x[:, :32]) * x[:, 32:])
+"""
+
+
+@pytest.mark.parametrize("limit", ["1", "3"])
+def test_a_team_may_be_smaller_than_asked_for(limit):
+    """OpenMP is free to give fewer threads; no share may be left out."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "4", "OMP_THREAD_LIMIT": limit}
+    code = SHORT_TEAM.replace("import numpy as np, torch", "import numpy as np, torch; torch.set_num_threads(4)")
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
